@@ -1,0 +1,78 @@
+# `make help` lists the targets. What a recipe says to people goes to stderr; stdout belongs to the command.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(PY) -m pip install -q
+RUNTIME := $(VENV)/.runtime
+DEV := $(VENV)/.dev
+# Spinning OpenMP threads of several processes starve each other on a small machine.
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest
+PROTOC := $(PY) -m grpc_tools.protoc -I node/transport=proto
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test test-full bench lint format proto proto-check wheel clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1 - \2/p' $(firstword $(MAKEFILE_LIST)) \
+	  | while IFS= read -r line; do printf '  %-12s %s\n' "$${line%% - *}" "$${line#* - }"; done
+
+venv: $(DEV)  ## .venv with everything for development
+
+$(RUNTIME): requirements.lock pyproject.toml
+	@echo "setting up $(VENV) from requirements.lock (about a minute)" >&2
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "regrow needs Python 3.11 or newer: make PYTHON=python3.12")'
+	@$(PYTHON) -m venv $(VENV) >&2
+	@$(PIP) -r requirements.lock >&2
+	@$(PIP) --no-deps --no-build-isolation -e . >&2
+	@touch $@
+
+$(DEV): $(RUNTIME) requirements-dev.lock
+	@echo "adding what tests and lint need from requirements-dev.lock" >&2
+	@$(PIP) -r requirements-dev.lock >&2
+	@touch $@
+
+demo: $(RUNTIME)  ## train the tiny preset in a local swarm of five processes (ARGS="--steps 20")
+	@$(BIN)/regrow demo $(ARGS)
+
+test: lint  ## lint and every test that is not marked full (up to 8 minutes)
+	@$(PYTEST) -m "not full" $(ARGS)
+
+test-full: lint  ## lint and every test (up to 35 minutes)
+	@$(PYTEST) $(ARGS)
+
+bench: $(DEV)  ## tokens/s of a swarm against a plain loop; the last line is JSON
+	@$(PY) -m tests.bench $(ARGS)
+
+lint: $(DEV) proto-check  ## ruff (format and lint) and mypy
+	@$(BIN)/ruff format --check --quiet . || { echo "ruff format would change files: make format" >&2; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary
+
+format: $(DEV)  ## let ruff format and fix what it can
+	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
+
+proto: $(DEV)  ## generate node/transport/swarm_pb2* from proto/swarm.proto
+	@mkdir -p node/transport
+	@$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. node/transport/swarm.proto
+
+# Generated code is committed; this notices when it is older than its source.
+proto-check: $(DEV)
+	@test -f proto/swarm.proto || exit 0; \
+	tmp=$$(mktemp -d) && trap 'rm -rf "$$tmp"' EXIT && \
+	$(PROTOC) --python_out="$$tmp" --pyi_out="$$tmp" --grpc_python_out="$$tmp" node/transport/swarm.proto && \
+	for f in "$$tmp"/node/transport/*; do \
+	  cmp -s "$$f" "node/transport/$${f##*/}" || { echo "node/transport/$${f##*/} differs from proto/swarm.proto: make proto" >&2; exit 1; }; \
+	done
+
+wheel: $(DEV)  ## dist/regrow-*.whl
+	@rm -rf build dist
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(PY) -m pip wheel -q --no-deps --no-build-isolation -w dist . >&2
+	@rm -rf build
+	@ls dist/*.whl
+
+clean:  ## remove the venv and everything that was generated beside it
+	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,0 +1,165 @@
+"""What every test gets: one seed that is printed, no skips under CI, and no process left behind.
+
+Environment read here and nowhere else in the tests:
+CI=true                a skipped test is a failed one
+REGROW_TEST_SEED=N     the seed of an earlier session, to replay it
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import hypothesis
+import psutil
+import pytest
+
+IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
+SEED_VARIABLE = "REGROW_TEST_SEED"
+TEST_ID_VARIABLE = "REGROW_TEST_ID"
+ORPHAN_GRACE_S = 3.0
+STARTS_PROCESSES = ("tests/integration/", "tests/chaos/")
+SEED = pytest.StashKey[int]()
+
+
+# --- one seed
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    seed = int(os.environ.get(SEED_VARIABLE) or random.SystemRandom().randrange(2**31))
+    config.stash[SEED] = seed
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = seed
+    hypothesis.settings.register_profile("regrow", deadline=None, database=None)
+    hypothesis.settings.load_profile("regrow")
+    _clean_environment()
+
+
+def _clean_environment() -> None:
+    for name in [name for name in os.environ if name.startswith("REGROW_")]:
+        del os.environ[name]
+    # Idle OpenMP threads of one process starve the other processes of a local swarm.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"seed: {config.stash[SEED]} (replay with {SEED_VARIABLE}={config.stash[SEED]})"
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """A number that is this test's own, the same again under the same session seed."""
+    return random.Random(f"{request.config.stash[SEED]} {request.node.nodeid}").randrange(2**31)
+
+
+# --- what runs where
+
+
+def has_gpu() -> bool:
+    return Path("/dev/nvidia0").exists()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(STARTS_PROCESSES):
+            item.add_marker(pytest.mark.usefixtures("no_orphans"))
+    if not has_gpu():
+        left_out = [item for item in items if item.get_closest_marker("gpu")]
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+        config.hook.pytest_deselected(items=left_out)
+
+
+def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if IN_CI and report.outcome == "skipped" and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"{reason} (nothing may be skipped where CI=true)"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report = yield
+    _refuse_skip(report)
+    if report.failed:
+        seed = item.config.stash[SEED]
+        report.sections.append(("replay", f"{SEED_VARIABLE}={seed} python -m pytest '{item.nodeid}'"))
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    report = yield
+    _refuse_skip(report)
+    return report
+
+
+# --- nothing left behind
+
+
+def _marked(test_id: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(TEST_ID_VARIABLE) == test_id and process.pid != os.getpid():
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid} {' '.join(process.cmdline())[:200]}"
+    except psutil.Error:
+        return str(process.pid)
+
+
+def _end_after_grace(processes: list[psutil.Process]) -> list[str]:
+    """Descriptions of those that had to be killed; Python's own helper ends with the session."""
+    started = [
+        process for process in processes if "multiprocessing.resource_tracker" not in _describe(process)
+    ]
+    _, alive = psutil.wait_procs(started, timeout=ORPHAN_GRACE_S)
+    described = [_describe(process) for process in alive]
+    for process in alive:
+        process.kill()
+    return described
+
+
+@contextmanager
+def no_process_outlives() -> Iterator[str]:
+    """Fails when a process started inside the block is alive `ORPHAN_GRACE_S` after it; kills it then.
+
+    Knows children by an environment variable, whose value it yields: double forks and daemons are found too.
+    """
+    test_id = uuid.uuid4().hex
+    outer = os.environ.get(TEST_ID_VARIABLE)
+    os.environ[TEST_ID_VARIABLE] = test_id
+    try:
+        yield test_id
+    finally:
+        os.environ.pop(TEST_ID_VARIABLE)
+        if outer is not None:
+            os.environ[TEST_ID_VARIABLE] = outer
+        left = _end_after_grace(_marked(test_id))
+        if left:
+            pytest.fail("processes outlived their test:\n" + "\n".join(left))
+
+
+@pytest.fixture
+def no_orphans() -> Iterator[str]:
+    """Every process that the test starts must be gone when it ends. Automatic where `STARTS_PROCESSES`."""
+    with no_process_outlives() as test_id:
+        yield test_id
+
+
+@pytest.fixture(scope="module")
+def no_module_orphans() -> Iterator[str]:
+    """The same for processes that a module's tests share: the fixture that starts them asks for this one."""
+    with no_process_outlives() as test_id:
+        yield test_id

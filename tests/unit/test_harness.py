@@ -1,0 +1,101 @@
+"""The promises of tests/conftest.py, each tried in a session of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+CONFTEST = Path(__file__).parents[1] / "conftest.py"
+
+
+@pytest.fixture
+def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """A folder with our conftest and our markers, as if run by a person."""
+    monkeypatch.delenv("CI", raising=False)
+    pytester.makeconftest(CONFTEST.read_text(encoding="utf-8"))
+    pytester.makeini("[pytest]\nmarkers =\n  full: long\n  gpu: needs CUDA\n")
+    return pytester
+
+
+def run(inner: pytest.Pytester, source: str, *args: str) -> pytest.RunResult:
+    inner.makepyfile(source)
+    return inner.runpytest_subprocess("-p", "no:cacheprovider", *args)
+
+
+SKIPS = """
+    import pytest
+    def test_skips():
+        pytest.skip("no server")
+"""
+
+
+def test_a_skip_is_a_skip_for_a_person(inner: pytest.Pytester) -> None:
+    run(inner, SKIPS).assert_outcomes(skipped=1)
+
+
+def test_a_skip_fails_in_ci(inner: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "true")
+    result = run(inner, SKIPS)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*no server (nothing may be skipped where CI=true)*"])
+
+
+def test_a_skipped_module_fails_in_ci(inner: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "true")
+    result = run(inner, "import pytest\npytest.importorskip('no_such_module')\ndef test_x(): pass")
+    result.assert_outcomes(errors=1)
+
+
+def test_gpu_tests_are_deselected_where_there_is_none(inner: pytest.Pytester) -> None:
+    result = run(inner, "import pytest\n@pytest.mark.gpu\ndef test_x(): pass\ndef test_y(): pass")
+    outcomes = result.parseoutcomes()
+    assert outcomes["passed"] + outcomes.get("deselected", 0) == 2
+
+
+SEEDED = """
+    import hypothesis, hypothesis.strategies as st
+    def test_fixture(seed):
+        print("fixture drew", seed)
+        assert False
+    @hypothesis.given(st.integers(0, 2**60))
+    def test_property(number):
+        print("property drew", number)
+        assert number < 1000
+"""
+
+
+def drawn(result: pytest.RunResult) -> list[str]:
+    return [line for line in result.outlines if " drew " in line]
+
+
+def test_a_session_can_be_replayed(inner: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGROW_TEST_SEED", "7")
+    first = run(inner, SEEDED)
+    first.stdout.fnmatch_lines(["seed: 7 *", "*REGROW_TEST_SEED=7 python -m pytest *"])
+    assert len(drawn(first)) > 2
+    assert drawn(run(inner, SEEDED)) == drawn(first)
+    monkeypatch.setenv("REGROW_TEST_SEED", "8")
+    assert drawn(run(inner, SEEDED)) != drawn(first)
+
+
+ORPHAN = """
+    import pathlib, subprocess, sys
+    def test_x(no_orphans):
+        sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+        child = subprocess.Popen(sleeper, start_new_session=True)
+        pathlib.Path("pid").write_text(str(child.pid))
+        {afterwards}
+"""
+
+
+def test_a_process_left_behind_fails_its_test_and_is_ended(inner: pytest.Pytester) -> None:
+    result = run(inner, ORPHAN.format(afterwards="pass"))
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["*processes outlived their test:*", "*time.sleep(60)*"])
+    assert not psutil.pid_exists(int((inner.path / "pid").read_text()))
+
+
+def test_a_process_that_ended_is_fine(inner: pytest.Pytester) -> None:
+    run(inner, ORPHAN.format(afterwards="child.kill(); child.wait()")).assert_outcomes(passed=1)

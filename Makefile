@@ -47,12 +47,15 @@ bench: $(DEV)  ## tokens/s of a swarm against a plain loop; the last line is JSO
 	@$(PY) -m tests.bench $(ARGS)
 
 lint: $(DEV) proto-check  ## ruff (format and lint) and mypy
-	@$(BIN)/ruff format --check --quiet . || { echo "ruff format would change files: make format" >&2; exit 1; }
-	@$(BIN)/ruff check --quiet .
-	@$(BIN)/mypy --no-error-summary
+	@status=0; \
+	$(BIN)/ruff check --quiet --output-format concise . || status=1; \
+	$(BIN)/ruff format --check --quiet --output-format concise . || status=1; \
+	$(BIN)/mypy --no-error-summary || status=1; \
+	[ $$status = 0 ] || echo "lint failed (make format mends formatting)" >&2; exit $$status
 
 format: $(DEV)  ## let ruff format and fix what it can
-	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
 
 proto: $(DEV)  ## generate node/transport/swarm_pb2* from proto/swarm.proto
 	@mkdir -p node/transport

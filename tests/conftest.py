@@ -128,6 +128,7 @@ def _end_after_grace(processes: list[psutil.Process]) -> list[str]:
     described = [_describe(process) for process in alive]
     for process in alive:
         process.kill()
+    psutil.wait_procs(alive, timeout=ORPHAN_GRACE_S)
     return described
 
 

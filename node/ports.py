@@ -1,0 +1,260 @@
+"""Ports: what the runtime needs from the world. Each has a production adapter and a fake in `node/sim`.
+
+Errors: an adapter raises `PeerError` for what another peer did or did not do and `UnusableError` for what this machine or its
+user must change; anything else that it raises is a defect of ours and ends the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from protocol.commands import Work
+from protocol.ids import PeerId
+from protocol.messages import Contact, Message, PayloadHeader
+
+
+class PeerError(Exception):
+    """Another peer's fault: a broken stream, a bad tensor, a missed deadline."""
+
+    def __init__(self, peer: PeerId, reason: str) -> None:
+        super().__init__(f"peer {peer[-8:] or '?'}: {reason}")
+        self.peer = peer
+        self.reason = reason
+
+
+class UnusableError(Exception):
+    """Something that the user must change. `code` is the exit code of docs/contract.md."""
+
+    def __init__(self, code: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+class Clock(Protocol):
+    """Time as the node sees it."""
+
+    def monotonic(self) -> float:
+        """Seconds that only move forward."""
+
+    def wall(self) -> float:
+        """Seconds since the epoch, by this machine."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A signed, expiring claim in the directory. `stages` is empty for a spare."""
+
+    peer: PeerId
+    incarnation: int
+    name: str
+    address: str
+    """HOST:PORT of the gRPC server."""
+    http: str
+    """HOST:PORT of the HTTP server, '' where it is not told."""
+    stages: tuple[int, ...]
+    ballot_term: int
+    coordinator: bool
+    leaving: bool
+    expires: float
+    """Wall-clock seconds."""
+
+
+class Directory(Protocol):
+    """The DHT: a hint for finding peers, never a decision."""
+
+    peer: PeerId
+
+    async def publish(self, lease: Lease) -> None:
+        """Store the lease under each of its stages' keys (a spare: under the spares' key). A `leaving` lease supersedes all
+        earlier ones of this incarnation at once. A failed store is logged and counted, not raised."""
+
+    async def leases(self) -> list[Lease]:
+        """All valid, unexpired leases of the run, newest per peer, sorted by peer; malformed ones are left out and counted."""
+
+    def addresses(self) -> list[str]:
+        """Multiaddresses (with /p2p/PEER) by which others can enter the directory through this peer."""
+
+    async def close(self) -> None:
+        """Leave; nothing of the adapter is left behind."""
+
+
+MessageHandler = Callable[[PeerId, int, Message], None]
+"""(sender, its incarnation, message); must not block."""
+PayloadHandler = Callable[[PeerId, PayloadHeader, int, int], None]
+"""(sender, header, handle, number of bytes); must not block. The receiver owns the handle."""
+
+
+class PeerTransport(Protocol):
+    """Streams to other peers. Order holds within control messages and within payloads of one pair, not between the two."""
+
+    def on_message(self, handler: MessageHandler) -> None:
+        """Set who gets control messages."""
+
+    def on_payload(self, handler: PayloadHandler) -> None:
+        """Set who gets whole payloads."""
+
+    def introduce(self, peer: PeerId, address: str) -> None:
+        """From now on `peer` is reached at `address`; an open stream to another address is closed."""
+
+    def send(self, peer: PeerId, message: Message) -> None:
+        """Queue a control message (heartbeats in front). Never blocks or raises: without a known address, or with a full
+        queue, the message is dropped and counted. A message to this peer itself arrives like any other."""
+
+    async def send_payload(self, peer: PeerId, header: PayloadHeader, handle: int) -> None:
+        """Send a payload; returns when it was handed to the network. Raises `PeerError` if it cannot be. Keeps its own hold on
+        the handle until then. To this peer itself: delivers a second hold on the same buffer."""
+
+    def heard(self) -> dict[PeerId, float]:
+        """Seconds since the last byte from each peer that ever was heard."""
+
+    def forget(self, peer: PeerId) -> None:
+        """Close the streams to a peer that left."""
+
+    async def close(self) -> None:
+        """Close all streams and the server."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A flat encoded tensor: `codec` is `f32` or `bf16`."""
+
+    codec: str
+    shape: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Payload:
+    """Bytes of one encoded tensor, with what they are said to be."""
+
+    spec: TensorSpec
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeResult:
+    """`payload` is None where nothing goes on."""
+
+    payload: Payload | None
+    loss_sum: float
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SeatInfo:
+    """What a node tells about a seat's state."""
+
+    stage: int
+    num_elements: int
+    state_bytes: int
+    optimizer_age: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Scalars of one optimizer update; all exactly representable as Python floats."""
+
+    gradient_scale: float
+    learning_rate: float
+
+
+class StageExecutor(Protocol):
+    """The computation of the seats of one node. Calls may overlap; the executor runs one computation at a time and prefers
+    backward to head to forward, and lower microbatches to higher. A foreign tensor that does not fit (codec, shape, byte
+    count, not finite) raises `PeerError('', reason)`."""
+
+    async def create(self, stage: int) -> SeatInfo:
+        """Make weights from the manifest's seed (the same bits on every machine), zero moments."""
+
+    async def drop(self, stage: int) -> None:
+        """Forget the seat."""
+
+    async def compute(self, work: Work, payload: Payload | None) -> ComputeResult:
+        """Run one piece of work. Backward needs what the forward of the same (stage, step, attempt, microbatch) retained."""
+
+    async def discard(self, stage: int, step: int, attempt: int) -> None:
+        """Drop retained activations and gradients of this attempt and older ones."""
+
+    async def gradient_range(self, stage: int, first: int, count: int) -> Payload:
+        """The accumulated (summed over own microbatches) flat gradient, encoded with wire.gradients."""
+
+    async def sum_range(self, stage: int, first: int, parts: list[Payload]) -> Payload:
+        """Decode, add in the given order in f32, encode. Each part has the same length."""
+
+    async def install_range(self, stage: int, first: int, payload: Payload) -> None:
+        """Put the decoded sum into the reduced gradient. Local gradients are kept."""
+
+    async def use_local(self, stage: int) -> None:
+        """Alone in the replica set: the reduced gradient is the accumulated one."""
+
+    async def reduced(self, stage: int) -> tuple[str, float]:
+        """(digest, squared l2 norm) of the reduced gradient; the norm in float64, summed in a fixed order."""
+
+    async def apply(self, stage: int, update: Update) -> SeatInfo:
+        """The canonical optimizer update from the reduced gradient; clears gradients and retained activations."""
+
+    async def info(self, stage: int) -> SeatInfo:
+        """Digest of weights, moments and optimizer age, and sizes."""
+
+    async def export(self, stage: int, section: str, first: int, count: int) -> memoryview:
+        """Raw little-endian f32 bytes of elements of the flat `weights`, `exp_avg` or `exp_avg_sq` as last committed."""
+
+    def parameters(self, stage: int) -> list[tuple[str, tuple[int, ...]]]:
+        """Hugging Face names and shapes in the order of the flat vectors."""
+
+    async def close(self) -> None:
+        """Stop the compute thread; work in progress is finished first."""
+
+
+class StateStore(Protocol):
+    """Files of this node under its state directory; writes are complete or absent."""
+
+    def read(self, name: str) -> bytes | None:
+        """Contents, or None where there is no such file."""
+
+    def write(self, name: str, data: bytes) -> None:
+        """Replace the file atomically."""
+
+
+class EventSink(Protocol):
+    """events.jsonl."""
+
+    def note(self, type_: str, fields: dict[str, Any]) -> None:
+        """Append one line with `t` and `wall`; written with write(2) before returning. A full disk is reported once and counted."""
+
+    def close(self) -> None:
+        """Flush and close."""
+
+
+class PayloadPool(Protocol):
+    """Handles of payloads in this node's memory, reference counted."""
+
+    def put(self, payload: Payload) -> int:
+        """A new handle with one hold."""
+
+    def get(self, handle: int) -> Payload:
+        """The payload; the handle must be live."""
+
+    def hold(self, handle: int) -> None:
+        """One more hold."""
+
+    def release(self, handle: int) -> None:
+        """One hold less; the last one frees the bytes."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held now."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes ever held at once."""
+
+
+BlobReader = Callable[[str, int, int], Awaitable[bytes | None]]
+"""(digest, offset, size) -> bytes of a manifest, tokenizer or token shard that this node has, or None."""

@@ -1,0 +1,81 @@
+"""Who computes which microbatch at which stage, and the route that follows from it. A pure function of the roster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from protocol.ids import PeerId
+from protocol.messages import Hop, Route
+
+MAX_WATCHED_NEIGHBOURS = 4
+
+
+def stage_order(num_block_stages: int, microbatch: int, swapped: bool) -> tuple[int, ...]:
+    """Block stages in the order in which a microbatch visits them.
+
+    Odd microbatches of a swapped run take S2,S1,S3..S_{N-2},S_N,S_{N-1} (CheckFree+, arXiv 2506.15461), all others S1..S_N.
+    """
+    order = list(range(1, num_block_stages + 1))
+    if swapped and microbatch % 2:
+        assert num_block_stages >= 4, "swapped order needs at least 4 block stages; the manifest refuses fewer"
+        order[0], order[1] = order[1], order[0]
+        order[-1], order[-2] = order[-2], order[-1]
+    return tuple(order)
+
+
+def share_out(num_microbatches: int, speeds: Sequence[float]) -> list[list[int]]:
+    """Deal microbatches 0..n-1 to replicas in proportion to their speeds, evenly interleaved (smooth weighted round robin)."""
+    assert speeds and min(speeds) > 0, f"every replica needs a positive speed, not {speeds}"
+    credit, total = [0.0] * len(speeds), sum(speeds)
+    hands: list[list[int]] = [[] for _ in speeds]
+    for microbatch in range(num_microbatches):
+        credit = [have + speed for have, speed in zip(credit, speeds, strict=True)]
+        winner = max(range(len(speeds)), key=lambda i: (credit[i], -i))
+        credit[winner] -= total
+        hands[winner].append(microbatch)
+    return hands
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """owner[stage][microbatch] and, per (stage, peer), the microbatches in accumulation order."""
+
+    owner: tuple[tuple[PeerId, ...], ...]
+    hands: Mapping[tuple[int, PeerId], tuple[int, ...]]
+    routes: tuple[Route, ...]
+
+    def neighbours(self, peer: PeerId) -> list[PeerId]:
+        """Peers before and after `peer` on any route, most used first, `peer` itself left out."""
+        uses: dict[PeerId, int] = {}
+        for route in self.routes:
+            for before, after in zip(route.hops, route.hops[1:], strict=False):
+                for mine, other in ((before, after), (after, before)):
+                    if mine.peer == peer != other.peer:
+                        uses[other.peer] = uses.get(other.peer, 0) + 1
+        return sorted(uses, key=lambda p: (-uses[p], p))
+
+
+def make_plan(num_microbatches: int, replicas: Sequence[Sequence[PeerId]], swapped: bool) -> Plan:
+    """Plan for active `replicas[stage]` in roster order; every stage needs one.
+
+    A replica accumulates in the order (rank of the microbatch in its stage-0 owner's hand, microbatch): so several stage-0
+    replicas feed it in turn, and the order is the same in every run with the same roster.
+    """
+    dealt = [share_out(num_microbatches, [1.0] * len(peers)) for peers in replicas]
+    rank = {m: i for hand in dealt[0] for i, m in enumerate(hand)}
+    owner, hands = [], {}
+    for stage, peers in enumerate(replicas):
+        row = [""] * num_microbatches
+        for peer, hand in zip(peers, dealt[stage], strict=True):
+            hands[stage, peer] = tuple(sorted(hand, key=lambda m: (rank[m], m)))
+            for microbatch in hand:
+                row[microbatch] = peer
+        owner.append(tuple(row))
+    routes = tuple(_route(m, owner, swapped) for m in range(num_microbatches))
+    return Plan(tuple(owner), hands, routes)
+
+
+def _route(microbatch: int, owner: Sequence[Sequence[PeerId]], swapped: bool) -> Route:
+    stages = (0, *stage_order(len(owner) - 1, microbatch, swapped), 0)
+    return Route(microbatch, tuple(Hop(stage, owner[stage][microbatch]) for stage in stages))

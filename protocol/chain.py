@@ -1,0 +1,124 @@
+"""The chain of decided records as one node knows it, and what follows from it: step, roster, voters, state_ids."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from protocol.ids import Member, PeerId, RecordId, StateId, initial_state_id, next_state_id
+from protocol.manifest import Manifest
+from protocol.records import Commit, Record, Roster, Seating, Share, genesis_id, record_id
+
+MAX_VOTERS = 7
+KEPT_RECORDS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A record with the shares that were known here."""
+
+    record: Record
+    shares: tuple[Share, ...]
+
+
+class Chain:
+    """Grows by `append` only. Knows nothing of ballots."""
+
+    def __init__(self, manifest: Manifest, founder: Member | None) -> None:
+        self._manifest = manifest
+        self.head: RecordId = genesis_id(manifest.run_id)
+        self.step = 0
+        self.loss: float | None = None
+        self.seatings: list[Seating] = []
+        self.voters: tuple[Member, ...] = (founder,) if founder else ()
+        self.state_ids: list[StateId] = [initial_state_id(manifest.run_id, s) for s in range(manifest.num_stages)]
+        self.tokens = 0
+        self._kept: deque[tuple[RecordId, Decided]] = deque(maxlen=KEPT_RECORDS)
+
+    def fits(self, record: Record) -> str:
+        """'' if the record may follow the head, else what is wrong with it."""
+        if record.parent != self.head:
+            return f"its parent is {record.parent[:8]}, the head here is {self.head[:8]}"
+        if isinstance(record, Roster):
+            return "" if record.step == self.step else f"it was made at step {record.step}, here is step {self.step}"
+        if record.step != self.step + 1:
+            return f"it commits step {record.step} after step {self.step}"
+        if [r.stage for r in record.results] != list(range(self._manifest.num_stages)):
+            return f"it does not cover stages 0..{self._manifest.num_block_stages}"
+        if record.tokens != self._manifest.batch.tokens_per_step:
+            return f"it counts {record.tokens} tokens, a step has {self._manifest.batch.tokens_per_step}"
+        return ""
+
+    def append(self, record: Record, shares: tuple[Share, ...]) -> RecordId:
+        """Make `record`, which must fit, the head."""
+        wrong = self.fits(record)
+        assert not wrong, f"record does not fit the chain: {wrong}"
+        self.head = record_id(record)
+        self._kept.append((self.head, Decided(record, shares)))
+        if isinstance(record, Commit):
+            self.step = record.step
+            self.tokens += record.tokens
+            self.loss = record.loss_sum / record.tokens
+            self.state_ids = [next_state_id(s, self.head) for s in self.state_ids]
+        else:
+            self._seat(record)
+        return self.head
+
+    def _seat(self, roster: Roster) -> None:
+        gone = {(s.stage, s.member) for s in roster.leaves} | {(s.stage, s.member) for s in roster.joins}
+        kept = [s for s in self.seatings if (s.stage, s.member) not in gone]
+        self.seatings = sorted(kept + list(roster.joins), key=lambda s: (s.stage, s.role != "active"))
+        self.voters = roster.voters
+
+    def after(self, head: RecordId) -> list[Decided] | None:
+        """Records that follow `head`, oldest first; None if `head` is not known (any more)."""
+        kept = list(self._kept)
+        if head == self.head:
+            return []
+        for index, (_, decided) in enumerate(kept):
+            if decided.record.parent == head:
+                return [d for _, d in kept[index:]]
+        return None
+
+    def members(self) -> list[Member]:
+        """Everybody on the roster, once, in roster order."""
+        return list(dict.fromkeys(s.member for s in self.seatings))
+
+    def member_of(self, peer: PeerId) -> Member | None:
+        """The incarnation of `peer` that is on the roster."""
+        return next((s.member for s in self.seatings if s.member.peer == peer), None)
+
+    def seated(self, stage: int) -> list[Seating]:
+        """Seats of a stage: active replicas first, in roster order."""
+        return [s for s in self.seatings if s.stage == stage]
+
+    def active(self, stage: int) -> list[Seating]:
+        """Active replicas of a stage in roster order."""
+        return [s for s in self.seatings if s.stage == stage and s.role == "active"]
+
+    def empty_stages(self) -> list[int]:
+        """Stages without an active replica."""
+        return [s for s in range(self._manifest.num_stages) if not self.active(s)]
+
+
+def choose_voters(seatings: list[Seating], first: Member) -> tuple[Member, ...]:
+    """Up to 7 voters: `first` (the coordinator), then active replicas spread over the stages, round after round."""
+    by_stage: dict[int, list[Member]] = {}
+    for seating in seatings:
+        if seating.role == "active":
+            by_stage.setdefault(seating.stage, []).append(seating.member)
+    chosen = [first]
+    for depth in range(max((len(v) for v in by_stage.values()), default=0)):
+        for stage in sorted(by_stage):
+            row = by_stage[stage]
+            if depth < len(row) and row[depth] not in chosen:
+                chosen.append(row[depth])
+    return tuple(chosen[:MAX_VOTERS])
+
+
+def is_quorum(held: set[Member], voters: tuple[Member, ...], coordinator: PeerId) -> bool:
+    """More than half of the voters, or exactly half including the coordinator that the last Roster named first."""
+    votes = [v for v in voters if v in held]
+    if 2 * len(votes) > len(voters):
+        return True
+    return 2 * len(votes) == len(voters) and any(v.peer == coordinator for v in votes)

@@ -1,0 +1,162 @@
+"""Commands: requests in the imperative that `NodeState.handle` returns and the runtime carries out.
+
+A command with an outcome carries (step, attempt, microbatch) and the outcome event brings them back; a stale outcome is
+dropped by comparison. Every payload handle that NodeState was given ends in exactly one `Release`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from protocol.ids import Ballot, PeerId, StateId
+from protocol.messages import Message, PipeHeader, ReduceMember
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One computation of one microbatch at one seat.
+
+    op `embed`: tokens -> hidden (stage 0, first hop). `forward`: hidden -> hidden. `head`: hidden -> loss and, unless
+    `evaluate`, gradient of hidden (stage 0, last hop). `backward`: gradient -> gradient, accumulated. `embed_backward`:
+    gradient into the embedding, nothing goes on. With `evaluate` nothing is retained.
+    """
+
+    op: Literal["embed", "forward", "head", "backward", "embed_backward"]
+    stage: int
+    step: int
+    attempt: int
+    microbatch: int
+    evaluate: bool = False
+    accumulate: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SendMessage:
+    """Queue a control message; never fails (a peer that is not heard lapses)."""
+
+    peer: PeerId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class SendPayload:
+    """Send the payload, which NodeState keeps owning until its Release. Failing gives CommandFailed."""
+
+    peer: PeerId
+    header: PipeHeader
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Run `work` on the payload `handle` (0 for `embed`). Outcome: ComputeDone or CommandFailed. `peer` sent the payload."""
+
+    work: Work
+    handle: int
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The payload is no longer needed (a send in progress keeps its own hold until it ends)."""
+
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class CreateSeat:
+    """Make the stage's initial weights from the seed. Outcome: SeatCreated."""
+
+    stage: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Sum the gradient over `members`. Outcome: Reduced or CommandFailed. Local gradients are kept."""
+
+    ballot: Ballot
+    stage: int
+    step: int
+    attempt: int
+    members: tuple[ReduceMember, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """One optimizer update: gradient = reduced sum x `gradient_scale`. Outcome: Applied. Ends the attempt's gradients."""
+
+    stage: int
+    step: int
+    attempt: int
+    gradient_scale: float
+    learning_rate: float
+    state_id: StateId
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Forget retained activations, accumulated and reduced gradients of this and earlier attempts. No outcome."""
+
+    stage: int
+    step: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Introduce:
+    """From now on the peer is reached at this address."""
+
+    peer: PeerId
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublishLease:
+    """Write this node's claim to the directory. `leaving` makes it a tombstone."""
+
+    stages: tuple[int, ...]
+    ballot_term: int
+    coordinator: bool
+    leaving: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One line for events.jsonl: its `type` and fields. The sink adds `t` and `wall`."""
+
+    type: str
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """A sentence for people, each time it changes."""
+
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """End the process with this code; the sentence goes to stderr."""
+
+    code: int
+    sentence: str
+
+
+Command = (
+    SendMessage
+    | SendPayload
+    | Compute
+    | Release
+    | CreateSeat
+    | Reduce
+    | Apply
+    | Discard
+    | Introduce
+    | PublishLease
+    | Note
+    | Say
+    | Exit
+)

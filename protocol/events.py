@@ -1,0 +1,121 @@
+"""Events: facts in the past tense that `NodeState.handle` decides about. They serialise to JSON (`protocol.plain`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from protocol.commands import Work
+from protocol.ids import PeerId, StateId
+from protocol.messages import Contact, Message, PipeHeader
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed. `heard`: seconds since the last byte of each peer with an open stream."""
+
+    heard: dict[PeerId, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LeasesSeen:
+    """Who claims to be there, from the directory; `coordinator` is the claimant with the highest ballot."""
+
+    coordinator: Contact | None
+    others: tuple[Contact, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MessageReceived:
+    """A peer said something. Its identity was established by the transport."""
+
+    peer: PeerId
+    incarnation: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadArrived:
+    """An activation or gradient is here, as a handle that this node must release."""
+
+    peer: PeerId
+    header: PipeHeader
+    handle: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SeatCreated:
+    """The stage's initial weights are made. `state_bytes`: weights and moments."""
+
+    stage: int
+    digest: str
+    state_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeDone:
+    """A Forward or Backward ended. `handle` is what goes to the next hop (0 = nothing)."""
+
+    work: Work
+    handle: int
+    num_bytes: int
+    loss_sum: float
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """The replica set's sum is here; equal bytes at every member."""
+
+    stage: int
+    step: int
+    attempt: int
+    digest: str
+    squared_norm: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The optimizer update is done."""
+
+    stage: int
+    step: int
+    state_id: StateId
+    digest: str
+    optimizer_age: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CommandFailed:
+    """A command with an outcome ended in somebody else's fault. `peer` is '' where nobody is to blame."""
+
+    stage: int
+    step: int
+    attempt: int
+    microbatch: int
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveAsked:
+    """The user or the system wants this node gone."""
+
+    reason: str
+
+
+Event = (
+    Tick
+    | LeasesSeen
+    | MessageReceived
+    | PayloadArrived
+    | SeatCreated
+    | ComputeDone
+    | Reduced
+    | Applied
+    | CommandFailed
+    | LeaveAsked
+)

@@ -1,0 +1,67 @@
+"""Names of things that peers agree on: peers, incarnations, ballots, and hashes of plain data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+PeerId = str
+RecordId = str
+StateId = str
+
+ID_HEX_DIGITS = 32
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Member:
+    """A peer in one of its lives: a restarted incarnation is another member."""
+
+    peer: PeerId
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Ballot:
+    """(term, coordinator id); the greater one fences the smaller."""
+
+    term: int
+    peer: PeerId
+
+
+NO_BALLOT = Ballot(0, "")
+
+
+def hash_of(value: object) -> str:
+    """32 hex digits of the sha256 of `value` as canonical JSON (sorted keys, no spaces)."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:ID_HEX_DIGITS]
+
+
+def initial_state_id(run_id: str, stage: int) -> StateId:
+    """state_id of a stage whose weights come from the seed."""
+    return hash_of([run_id, stage])
+
+
+def next_state_id(parent: StateId, record: RecordId) -> StateId:
+    """state_id of a stage after `record` was applied to `parent`."""
+    return hash_of([parent, record])
+
+
+def bitmap(microbatches: Iterable[int]) -> str:
+    """A set of microbatches as the hex digits of an integer with those bits set ('0' for none)."""
+    bits = 0
+    for microbatch in microbatches:
+        bits |= 1 << microbatch
+    return f"{bits:x}"
+
+
+def members_of(bits: str) -> list[int]:
+    """The microbatches in a bitmap, ascending. Raises `ValueError` if it is not hexadecimal."""
+    value, out = int(bits, 16), []
+    while value:
+        low = value & -value
+        out.append(low.bit_length() - 1)
+        value ^= low
+    return out

@@ -1,0 +1,343 @@
+"""Control messages and payload headers: what peers say to each other, as plain data.
+
+`node/transport` carries them as protobuf (proto/swarm.proto has one message per class here, same field names). Every message
+that belongs to a decision names its ballot; a receiver drops what carries a lower one. Messages may arrive twice, late or out
+of order: the receiver compares, it never assumes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from protocol.ids import Ballot, Member, PeerId, RecordId, StateId
+from protocol.records import Record, Role, Share
+
+Phase = Literal["starting", "waiting", "training", "evaluating", "paused", "finished", "leaving"]
+PipeKind = Literal["forward", "backward", "evaluate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Contact:
+    """Where a peer's gRPC server is reached: HOST:PORT."""
+
+    peer: PeerId
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One station of a route."""
+
+    stage: int
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Way of one microbatch: stage 0, each block stage once in some order, stage 0 again."""
+
+    microbatch: int
+    hops: tuple[Hop, ...]
+
+
+# ---- sent by every node ----
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """I live; this is the newest decision I know and the step I work on (0 = none)."""
+
+    incarnation: int
+    ballot: Ballot
+    head: RecordId
+    step: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """I would like a seat. `stage` -1: wherever I am needed."""
+
+    member: Member
+    stage: int
+    name: str
+    address: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """I am leaving now; do not wait for a lapse."""
+
+    member: Member
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """I no longer hear this member."""
+
+    member: Member
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsWanted:
+    """Send me the records after this one."""
+
+    head: RecordId
+
+
+# ---- from a seat to the coordinator ----
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceReady:
+    """This active replica has accumulated all that it owns."""
+
+    ballot: Ballot
+    step: int
+    attempt: int
+    stage: int
+    microbatches: str
+    loss_sum: float
+    """Stage 0: sum of the token losses of its microbatches; else 0."""
+    tokens: int
+    """Stage 0: number of predicted tokens; else 0."""
+    seconds_per_microbatch: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReducedReport:
+    """This replica holds the stage's whole reduced gradient."""
+
+    ballot: Ballot
+    step: int
+    attempt: int
+    stage: int
+    digest: str
+    squared_norm: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    """The attempt cannot be finished here: a bad tensor, a missed deadline, a broken send. `peer` may be to blame."""
+
+    ballot: Ballot
+    step: int
+    attempt: int
+    microbatch: int
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedReport:
+    """The update is in the weights; `digest` covers weights, moments and optimizer age."""
+
+    ballot: Ballot
+    stage: int
+    step: int
+    state_id: StateId
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """Loss of one held-out microbatch at the parent record's weights."""
+
+    ballot: Ballot
+    parent: RecordId
+    microbatch: int
+    loss_sum: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """This voter holds the proposed record."""
+
+    ballot: Ballot
+    record: RecordId
+
+
+# ---- from the coordinator ----
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """Hold this record, voter. `shares` covers the receiver's stages (all stages for a voter)."""
+
+    ballot: Ballot
+    record: Record
+    shares: tuple[Share, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """The record is decided: apply it."""
+
+    ballot: Ballot
+    record: Record
+    shares: tuple[Share, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SeatWork:
+    """What one seat does in a step. `microbatches` are in the order in which their gradients are accumulated."""
+
+    stage: int
+    role: Role
+    generation: int
+    microbatches: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStep:
+    """Work on this step. `routes`: those of the receiver's own stage-0 microbatches."""
+
+    ballot: Ballot
+    step: int
+    attempt: int
+    parent: RecordId
+    seats: tuple[SeatWork, ...]
+    routes: tuple[Route, ...]
+    contacts: tuple[Contact, ...]
+    """The receiver's neighbours on all routes through it, and the peer that it has to watch."""
+    watch: tuple[PeerId, ...]
+    """Peers to exchange heartbeats with, the coordinator apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceMember:
+    """One row of a reduce, in roster order. `microbatches` is empty ('0') for a passive replica."""
+
+    member: Member
+    role: Role
+    microbatches: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartReduce:
+    """Every microbatch is accounted for exactly once: sum the gradients of the stage over these members."""
+
+    ballot: Ballot
+    step: int
+    attempt: int
+    stage: int
+    members: tuple[ReduceMember, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VoidStep:
+    """Forget all work on the attempt."""
+
+    ballot: Ballot
+    step: int
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """I no longer hear this member; exchange heartbeats with it and tell me with `Suspect` if it lapses at you too."""
+
+    ballot: Ballot
+    member: Member
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEvaluation:
+    """Run these held-out microbatches forward at the parent record's weights."""
+
+    ballot: Ballot
+    parent: RecordId
+    step: int
+    routes: tuple[Route, ...]
+    contacts: tuple[Contact, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How the run stands, for everybody who waits for something."""
+
+    ballot: Ballot
+    phase: Phase
+    sentence: str
+    step: int
+    validation_step: int
+    """Step of the last evaluation; -1 = none yet."""
+    validation_loss: float
+    """Mean held-out loss per token, in nats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the organiser wants, signed with the organiser's key (see `protocol.orders`)."""
+
+    action: Literal["pause", "resume", "stop"]
+    serial: int
+    """Orders with a serial not above the last one obeyed are dropped."""
+    signature: str
+
+
+Message = (
+    Heartbeat
+    | Wish
+    | Goodbye
+    | Suspect
+    | RecordsWanted
+    | ReduceReady
+    | ReducedReport
+    | Stalled
+    | AppliedReport
+    | Evaluated
+    | Held
+    | Propose
+    | Decide
+    | OpenStep
+    | StartReduce
+    | VoidStep
+    | Probe
+    | OpenEvaluation
+    | Standing
+    | Order
+)
+
+
+# ---- payload headers ----
+
+
+@dataclass(frozen=True, slots=True)
+class PipeHeader:
+    """In front of an activation or a gradient. `hop` is the receiver's index in `route.hops`."""
+
+    ballot: Ballot
+    step: int
+    attempt: int
+    parent: RecordId
+    kind: PipeKind
+    hop: int
+    route: Route
+    accumulate_at: tuple[int, ...] | None = None
+    """Stages whose gradient this microbatch enters; None = all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceHeader:
+    """In front of a piece of a stage's gradient. kind `part`: to the range's owner; `sum`: from the owner."""
+
+    ballot: Ballot
+    step: int
+    attempt: int
+    stage: int
+    kind: Literal["part", "sum"]
+    first: int
+    """Index of the first element in the stage's flat gradient."""
+    count: int
+
+
+PayloadHeader = PipeHeader | ReduceHeader

@@ -1,0 +1,90 @@
+"""The decided records: one chain, each naming its parent. Together they are all that the swarm ever agrees on.
+
+A record's id is the hash of what it says, without the ballot that carried it. A stage's state_id is the hash of its parent
+state_id and the record that changed it; a `Roster` changes no weights and so no state_id.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from protocol.ids import Member, RecordId, hash_of
+
+Role = Literal["active", "passive", "learner"]
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """What one stage contributed to a step: the digest and squared norm of its reduced, unclipped gradient sum."""
+
+    stage: int
+    digest: str
+    squared_norm: float
+    contributors: str
+    """Hash of the stage's shares (see `shares_digest`): who accumulated which microbatches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Member accumulated these microbatches (bitmap) into the stage's gradient."""
+
+    stage: int
+    member: Member
+    microbatches: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One optimizer update, for every stage at once."""
+
+    parent: RecordId
+    step: int
+    attempt: int
+    results: tuple[StageResult, ...]
+    loss_sum: float
+    """Sum of the token losses, in nats."""
+    tokens: int
+    """Number of predicted tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seating:
+    """Member holds the stage in this role."""
+
+    stage: int
+    member: Member
+    role: Role
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """Who holds what from here on, and who votes on the next records."""
+
+    parent: RecordId
+    step: int
+    """Last committed step when the record was made."""
+    joins: tuple[Seating, ...]
+    """New seats, and seats whose role changes."""
+    leaves: tuple[Seating, ...]
+    voters: tuple[Member, ...]
+    """All voters from here on (at most 7), in roster order."""
+
+
+Record = Commit | Roster
+
+
+def genesis_id(run_id: str) -> RecordId:
+    """Parent of a run's first record."""
+    return hash_of(["genesis", run_id])
+
+
+def record_id(record: Record) -> RecordId:
+    """Name of a record: a hash of its kind and contents."""
+    return hash_of([type(record).__name__, asdict(record)])
+
+
+def shares_digest(shares: tuple[Share, ...]) -> str:
+    """Hash of one stage's shares, in roster order."""
+    return hash_of([asdict(share) for share in shares])

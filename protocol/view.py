@@ -1,0 +1,63 @@
+"""What a node knows of whom: when it last heard each peer, and which peers it expects to hear."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.ids import NO_BALLOT, Ballot, PeerId, RecordId
+
+
+@dataclass(slots=True)
+class PeerNews:
+    """The newest that a peer said of itself in a heartbeat."""
+
+    incarnation: int = 0
+    ballot: Ballot = NO_BALLOT
+    head: RecordId = ""
+    step: int = 0
+    attempt: int = 0
+
+
+class View:
+    """Silence is counted from the last byte, or from when the peer was first expected. A node that slept itself (its ticks
+    stopped for half a lapse) starts all counts anew: the silence was its own."""
+
+    def __init__(self, lapse_s: float) -> None:
+        self._lapse_s = lapse_s
+        self._heard_at: dict[PeerId, float] = {}
+        self._ticked_at: float | None = None
+        self.news: dict[PeerId, PeerNews] = {}
+
+    def expect(self, peer: PeerId, now: float) -> None:
+        """From now on silence of `peer` counts."""
+        self._heard_at.setdefault(peer, now)
+
+    def heard(self, peer: PeerId, now: float) -> None:
+        """Something came from `peer`."""
+        self._heard_at[peer] = now
+
+    def forget(self, peer: PeerId) -> None:
+        """The peer is of no more interest."""
+        self._heard_at.pop(peer, None)
+        self.news.pop(peer, None)
+
+    def tick(self, heard: dict[PeerId, float], now: float) -> None:
+        """Take in the ages of the last bytes; see the class about an own pause."""
+        if self._ticked_at is not None and now - self._ticked_at > self._lapse_s / 2:
+            self._heard_at = dict.fromkeys(self._heard_at, now)
+        self._ticked_at = now
+        for peer, age in heard.items():
+            if peer in self._heard_at:
+                self._heard_at[peer] = max(self._heard_at[peer], now - age)
+
+    def silent_s(self, peer: PeerId, now: float) -> float:
+        """Seconds of silence; 0 for a peer that nobody expects."""
+        return now - self._heard_at.get(peer, now)
+
+    def lapsed(self, peer: PeerId, now: float) -> bool:
+        """Silent for longer than the manifest's lapse."""
+        return self.silent_s(peer, now) > self._lapse_s
+
+    def known(self) -> list[PeerId]:
+        """Peers that are expected or were heard, sorted."""
+        return sorted(self._heard_at)

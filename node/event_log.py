@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class EventLog:
-    """The `EventSink` of a node. `report` gets a sentence when the file turns unwritable or writable again."""
+    """The `EventSink` of a node. `report` gets a sentence when writing fails and when it works again."""
 
     def __init__(self, path: Path, clock: Clock, report: Callable[[str], None] = _log.warning) -> None:
         self._path, self._clock, self._report = path, clock, report

@@ -42,7 +42,7 @@ class DirectoryStore:
 
     def path(self, name: str) -> Path:
         """Where a file of this name lies or would lie."""
-        assert Path(name).name == name, f"not a plain file name: {name!r}"
+        assert name == Path(name or "?").name, f"not a plain file name: {name!r}"
         assert not name.startswith("."), f"reserved for temporaries: {name!r}"
         return self.directory / name
 

@@ -16,23 +16,7 @@ import pytest
 
 from node.event_log import EventLog, EventTail, read_events
 from node.ports import UnusableError
-
-
-class FixedClock:
-    """Counts calls instead of seconds."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        self.now += 1
-        return self.now
-
-    def wall(self) -> float:
-        return 1000.0 + self.now
-
-    async def sleep(self, seconds: float) -> None:
-        self.now += seconds
+from tests.tools.clock import StepClock
 
 
 @pytest.fixture
@@ -41,15 +25,15 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_lines_carry_time_type_and_fields(path: Path) -> None:
-    log = EventLog.open(path, FixedClock())
+    log = EventLog.open(path, StepClock())
     log.note("loss", {"step": 3, "value": 2.5, "tokens": 64})
-    assert path.read_bytes() == b'{"t":1.0,"wall":1001.0,"type":"loss","step":3,"value":2.5,"tokens":64}\n'
+    assert path.read_bytes() == b'{"t":100.0,"wall":100.0,"type":"loss","step":3,"value":2.5,"tokens":64}\n'
     log.close()
 
 
 def test_goes_on_after_a_torn_line(path: Path) -> None:
     path.write_bytes(b'{"type":"joined"}\n{"type":"comm')
-    log = EventLog.open(path, FixedClock())
+    log = EventLog.open(path, StepClock())
     log.note("left", {})
     log.note("left", {})
     log.close()
@@ -58,7 +42,7 @@ def test_goes_on_after_a_torn_line(path: Path) -> None:
 
 
 def test_not_finite_numbers_stay_json(path: Path) -> None:
-    log = EventLog.open(path, FixedClock())
+    log = EventLog.open(path, StepClock())
     log.note("loss", {"value": math.nan, "norms": [1.0, math.inf]})
     log.close()
     [line] = path.read_text().splitlines()
@@ -69,7 +53,7 @@ def test_not_finite_numbers_stay_json(path: Path) -> None:
 
 def test_full_disk_is_reported_once_and_counted() -> None:
     said: list[str] = []
-    log = EventLog.open(Path("/dev/full"), FixedClock(), said.append)
+    log = EventLog.open(Path("/dev/full"), StepClock(), said.append)
     for step in range(3):
         log.note("committed", {"step": step})
     log.close()
@@ -91,7 +75,7 @@ def limited() -> Iterator[int]:
 
 def test_a_line_that_fits_in_part_is_ended_later(path: Path, limited: int) -> None:
     said: list[str] = []
-    log = EventLog.open(path, FixedClock(), said.append)
+    log = EventLog.open(path, StepClock(), said.append)
     for step in range(4):
         log.note("committed", {"step": step})
     assert path.stat().st_size == limited
@@ -107,12 +91,12 @@ def test_a_line_that_fits_in_part_is_ended_later(path: Path, limited: int) -> No
 @pytest.mark.parametrize("where", ["missing/events.jsonl", "."])
 def test_unusable_place_is_refused(tmp_path: Path, where: str) -> None:
     with pytest.raises(UnusableError, match="--state-dir") as raised:
-        EventLog.open(tmp_path / where, FixedClock())
+        EventLog.open(tmp_path / where, StepClock())
     assert raised.value.code == 2
 
 
 def test_notes_after_close_are_counted(path: Path) -> None:
-    log = EventLog.open(path, FixedClock())
+    log = EventLog.open(path, StepClock())
     log.close()
     log.note("left", {})
     assert log.num_dropped == 1

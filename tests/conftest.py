@@ -61,7 +61,7 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 
 def has_gpu() -> bool:
-    return Path("/dev/nvidia0").exists()
+    return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from protocol.commands import Work
 from protocol.ids import PeerId
-from protocol.messages import Contact, Message, PayloadHeader
+from protocol.messages import Message, PayloadHeader
 
 
 class PeerError(Exception):
@@ -226,7 +226,7 @@ class EventSink(Protocol):
     """events.jsonl."""
 
     def note(self, type_: str, fields: dict[str, Any]) -> None:
-        """Append one line with `t` and `wall`; written with write(2) before returning. A full disk is reported once and counted."""
+        """Append one line with `t` and `wall`; written with write(2) before returning. A full disk is said once."""
 
     def close(self) -> None:
         """Flush and close."""

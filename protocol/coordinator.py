@@ -1,0 +1,437 @@
+"""The coordinator: opens steps, proposes records, declares losses. A role, not a node: it is tied to no stage.
+
+It does one thing at a time, in this order of precedence: settle an open proposal, take lost members off the roster, finish the
+open attempt, finish the evaluation, and only then begin something new. `advance` holds that order; everything else only enters
+facts. What it decides goes out as messages, also to its own node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from protocol.assignment import MAX_WATCHED_NEIGHBOURS, make_plan
+from protocol.chain import Chain, choose_voters, is_quorum
+from protocol.commands import Command, Note, SendMessage
+from protocol.gathering import Gathering
+from protocol.ids import Ballot, Member, PeerId, RecordId
+from protocol.ledger import Ledger, contacts_of
+from protocol.manifest import Manifest
+from protocol.messages import (
+    Decide,
+    Evaluated,
+    Heartbeat,
+    Held,
+    Message,
+    OpenEvaluation,
+    OpenStep,
+    Order,
+    Phase,
+    Probe,
+    Propose,
+    ReducedReport,
+    ReduceReady,
+    SeatWork,
+    Stalled,
+    Standing,
+    Suspect,
+    VoidStep,
+    Wish,
+)
+from protocol.records import Commit, Record, Roster, Share, record_id
+from protocol.view import View
+
+RESEND_HEARTBEATS = 2.0
+STANDING_HEARTBEATS = 5.0
+MAX_BACKOFF_HEARTBEATS = 30.0
+COMPLAIN_AFTER_VOIDS = 3
+
+
+@dataclass(slots=True)
+class Proposal:
+    """A record on its way to be decided."""
+
+    record: Record
+    shares: tuple[Share, ...]
+    held: set[Member]
+    opened_at: float
+    sent_at: float
+
+
+@dataclass(slots=True)
+class Poll:
+    """An evaluation in progress."""
+
+    parent: RecordId
+    wanted: int
+    deadline: float
+    losses: dict[int, tuple[float, int]] = field(default_factory=dict)
+
+
+class Coordinator:
+    """See the module. Facts come in through `on_*`, time through `on_tick`; `take` hands over the commands made since."""
+
+    def __init__(self, manifest: Manifest, me: Member, ballot: Ballot, chain: Chain, view: View) -> None:
+        self.ballot = ballot
+        self.gathering = Gathering(manifest)
+        self.addresses: dict[PeerId, str] = {}
+        self.ledger: Ledger | None = None
+        self.phase: Phase = "waiting"
+        self.sentence = "waiting for nodes"
+        self.validation: tuple[int, float] = (-1, 0.0)
+        self._manifest, self._me, self._chain, self._view = manifest, me, chain, view
+        self._proposal: Proposal | None = None
+        self._poll: Poll | None = None
+        self._lost: dict[Member, str] = {}
+        self._suspects: dict[Member, dict[PeerId, float]] = {}
+        self._probed: dict[Member, float] = {}
+        self._orders: dict[str, bool] = {"pause": False, "stop": False}
+        self._serial = 0
+        self._attempt = 0
+        self._voids = 0
+        self._void_reason = ""
+        self._reopen_at = 0.0
+        self._polled_step = 0
+        self._told_at: dict[PeerId, float] = {}
+        self._standing_at: dict[PeerId, float] = {}
+        self._out: list[Command] = []
+
+    def take(self) -> list[Command]:
+        """Commands made since the last call."""
+        out, self._out = self._out, []
+        return out
+
+    # ---- facts ----
+
+    def on_wish(self, wish: Wish, now: float) -> None:
+        """Somebody wants a seat. After the start the set of nodes is fixed: the wish is answered with the standing."""
+        self.addresses[wish.member.peer] = wish.address
+        self._view.expect(wish.member.peer, now)
+        if self._chain.member_of(wish.member.peer) != wish.member:
+            self.gathering.enter(wish)
+            self._standing_at.setdefault(wish.member.peer, -1e9)
+
+    def on_heartbeat(self, peer: PeerId, beat: Heartbeat, now: float) -> None:
+        """A peer that is behind gets the records that it lacks, and the open step again."""
+        member = self._chain.member_of(peer)
+        wait = RESEND_HEARTBEATS * self._manifest.timing.heartbeat_s
+        if now - self._told_at.get(peer, -1e9) < wait:
+            return
+        if beat.head != self._chain.head:
+            self._told_at[peer] = now
+            self.send_records(peer, beat.head)
+        ledger = self.ledger
+        if ledger and member and (beat.step, beat.attempt) != (ledger.step, ledger.attempt) and self._proposal is None:
+            self._told_at[peer] = now
+            self._send_open(member, ledger)
+
+    def on_ready(self, member: Member, message: ReduceReady) -> None:
+        """An active replica accumulated all that it owns; the last one of a stage starts its reduce."""
+        ledger = self.ledger
+        if ledger is None or not ledger.names(message.step, message.attempt):
+            return
+        wrong = ledger.enter_ready(member, message)
+        if wrong:
+            self._out.append(Note("refused", {"peer": member.peer, "reason": wrong}))
+            return
+        if not ledger.covered(message.stage):
+            return
+        start = ledger.start_reduce(message.stage, self.addresses)
+        again = message.stage in ledger.started
+        ledger.started.add(message.stage)
+        for row in start.members:
+            if not again or row.member == member:
+                self._send(row.member.peer, start)
+
+    def on_reduced(self, member: Member, message: ReducedReport, now: float) -> None:
+        """A replica holds the sum. A digest unlike its siblings' counts as silence and voids the attempt."""
+        ledger = self.ledger
+        if ledger is None or not ledger.names(message.step, message.attempt):
+            return
+        wrong = ledger.enter_reduced(member, message)
+        if wrong:
+            self._out.append(Note("refused", {"peer": member.peer, "reason": wrong}))
+            if "digest" in wrong:
+                self._void(f"peer {member.peer[-8:]}: {wrong}", now)
+
+    def on_held(self, member: Member, message: Held) -> None:
+        """A voter holds the proposal."""
+        if self._proposal and message.ballot == self.ballot and message.record == record_id(self._proposal.record):
+            self._proposal.held.add(member)
+
+    def on_stalled(self, member: Member, message: Stalled, now: float) -> None:
+        """A seat cannot finish the attempt."""
+        if self.ledger and self.ledger.names(message.step, message.attempt) and self._proposal is None:
+            blame = f" ({message.peer[-8:]})" if message.peer else ""
+            self._void(f"peer {member.peer[-8:]}: {message.reason}{blame}", now)
+
+    def on_suspect(self, peer: PeerId, message: Suspect, now: float) -> None:
+        """A second opinion about a member that may be lost."""
+        self._out.append(Note("suspected", {"peer": message.member.peer, "by": peer, "reason": message.reason}))
+        self._suspects.setdefault(message.member, {})[peer] = now
+
+    def on_goodbye(self, member: Member, reason: str) -> None:
+        """A node leaves and says so: no lapse is waited for."""
+        self.gathering.leave(member)
+        self._standing_at.pop(member.peer, None)
+        if self._chain.member_of(member.peer) == member:
+            self._lost.setdefault(member, f"left: {reason}")
+
+    def on_evaluated(self, message: Evaluated) -> None:
+        """Loss of one held-out microbatch."""
+        if self._poll and message.parent == self._poll.parent:
+            self._poll.losses.setdefault(message.microbatch, (message.loss_sum, message.tokens))
+
+    def on_order(self, order: Order) -> None:
+        """The organiser wants something (the signature was checked at the edge)."""
+        if order.serial > self._serial:
+            self._serial = order.serial
+            self._orders["pause"] = order.action == "pause"
+            self._orders["stop"] = self._orders["stop"] or order.action == "stop"
+
+    # ---- time ----
+
+    def on_tick(self, now: float) -> None:
+        """Find lapsed members, repeat what may not have arrived."""
+        for member in self._chain.members():
+            if member != self._me and member not in self._lost and self._view.lapsed(member.peer, now):
+                self._consider_loss(member, now)
+        for wish in list(self.gathering.wishes.values()):
+            if wish.member != self._me and self._view.lapsed(wish.member.peer, now):
+                self.gathering.leave(wish.member)
+        timing, proposal = self._manifest.timing, self._proposal
+        if proposal and now - proposal.sent_at >= RESEND_HEARTBEATS * timing.heartbeat_s:
+            self._send_proposal(proposal, now)
+        if proposal and now - proposal.opened_at > timing.lapse_s:
+            held, voters = len(proposal.held), len(self._chain.voters)
+            self._stand("waiting", f"waiting for a quorum: {held} of {voters} voters answer", now)
+        for peer, at in self._standing_at.items():
+            if now - at >= STANDING_HEARTBEATS * timing.heartbeat_s:
+                self._standing_at[peer] = now
+                self._send(peer, self._standing())
+
+    def _consider_loss(self, member: Member, now: float) -> None:
+        """A loss needs the lapse here and at a second node, where a third node that still lives is on the roster."""
+        lapse_s = self._manifest.timing.lapse_s
+        others = [m for m in self._chain.members() if m not in (self._me, member) and not self._view.lapsed(m.peer, now)]
+        alive = {m.peer for m in others}
+        opinions = self._suspects.get(member, {})
+        agreed = [p for p, at in opinions.items() if p in alive and now - at <= 2 * lapse_s]
+        silent = self._view.silent_s(member.peer, now)
+        if agreed or not others:
+            second = f" and by {agreed[0][-8:]}" if agreed else ""
+            self._lost[member] = f"not heard for {silent:.1f} s by the coordinator{second}"
+        elif now - self._probed.get(member, -1e9) > 2 * lapse_s:
+            self._probed[member] = now
+            for other in others[:2]:
+                self._send(other.peer, Probe(self.ballot, member, self.addresses.get(member.peer, "")))
+
+    # ---- decisions ----
+
+    def advance(self, now: float) -> None:
+        """Do the next thing, if there is one to do now."""
+        if self._proposal:
+            self._try_decide(self._proposal)
+        elif not self._chain.seatings:
+            self._gather(now)
+        elif self._lost:
+            self._drop_lost(now)
+        elif self.ledger:
+            if self.ledger.complete():
+                self._propose(*self.ledger.commit(), now)
+        elif self._poll:
+            self._try_close_poll(self._poll, now)
+        else:
+            self._begin(now)
+
+    def _begin(self, now: float) -> None:
+        empty, step = self._chain.empty_stages(), self._chain.step
+        finished = step >= self._manifest.last_step or self._orders["stop"]
+        if self._evaluation_due(step) and not empty:
+            self._open_poll(now)
+        elif finished:
+            why = "max_steps or max_tokens reached" if step >= self._manifest.last_step else "stopped by the organiser"
+            self._stand("finished", f"finished at step {step}: {why}", now)
+        elif empty:
+            which = ", ".join(map(str, empty))
+            self._stand("waiting", f"waiting: stage {which} has no holder since step {step}", now)
+        elif self._orders["pause"]:
+            self._stand("paused", f"paused by the organiser at step {step}", now)
+        elif now >= self._reopen_at:
+            self._open_step(now)
+
+    def _gather(self, now: float) -> None:
+        gathered = self.gathering.seat()
+        if not gathered.seatings:
+            self._stand("waiting", gathered.sentence, now)
+            return
+        voters = choose_voters(list(gathered.seatings), self._me)
+        for seating in gathered.seatings:
+            self.gathering.leave(seating.member)
+        self._propose(Roster(self._chain.head, 0, gathered.seatings, (), voters), (), now)
+
+    def _drop_lost(self, now: float) -> None:
+        lost, self._lost = self._lost, {}
+        if self.ledger:
+            self._void("; ".join(f"{m.peer[-8:]} {why}" for m, why in lost.items()), now)
+        if self._poll:
+            self._skip_poll("a member was lost")
+        leaves = tuple(s for s in self._chain.seatings if s.member in lost)
+        for seating in leaves:
+            fields = {"stage": seating.stage, "peer": seating.member.peer, "reason": lost[seating.member]}
+            self._out.append(Note("lost", fields | {"step": self._chain.step + 1}))
+        stay = [s for s in self._chain.seatings if s.member not in lost]
+        voters = choose_voters(stay, self._me)
+        self._reopen_at, self._voids = now, 0
+        self._propose(Roster(self._chain.head, self._chain.step, (), leaves, voters), (), now)
+
+    def _propose(self, record: Record, shares: tuple[Share, ...], now: float) -> None:
+        self._proposal = Proposal(record, shares, set(), now, now)
+        self._send_proposal(self._proposal, now)
+
+    def _send_proposal(self, proposal: Proposal, now: float) -> None:
+        proposal.sent_at = now
+        for voter in self._chain.voters:
+            if voter not in proposal.held:
+                self._send(voter.peer, Propose(self.ballot, proposal.record, proposal.shares))
+
+    def _try_decide(self, proposal: Proposal) -> None:
+        if not is_quorum(proposal.held, self._chain.voters, self._me.peer):
+            return
+        self._proposal = None
+        before = [m.peer for m in self._chain.members()]
+        joined = [s.member.peer for s in proposal.record.joins] if isinstance(proposal.record, Roster) else []
+        if isinstance(proposal.record, Commit):
+            self.ledger, self._attempt, self._voids, self._void_reason = None, 0, 0, ""
+        for peer in dict.fromkeys([*before, *joined]):
+            self._send_decide(peer, proposal.record, proposal.shares)
+
+    def _send_decide(self, peer: PeerId, record: Record, shares: tuple[Share, ...]) -> None:
+        mine = {s.stage for s in self._chain.seatings if s.member.peer == peer}
+        self._send(peer, Decide(self.ballot, record, tuple(s for s in shares if s.stage in mine)))
+
+    def send_records(self, peer: PeerId, head: RecordId) -> None:
+        """Send what was decided after `head`; a peer on an unknown head gets the standing."""
+        for decided in self._chain.after(head) or ():
+            self._send_decide(peer, decided.record, decided.shares)
+
+    # ---- steps ----
+
+    def _open_step(self, now: float) -> None:
+        chain = self._chain
+        stages = range(self._manifest.num_stages)
+        active = [[s.member.peer for s in chain.active(stage)] for stage in stages]
+        plan = make_plan(self._manifest.batch.num_microbatches, active, self._manifest.swapped)
+        self._attempt += 1
+        seats = [chain.seated(stage) for stage in stages]
+        step = chain.step + 1
+        self.ledger = Ledger(self.ballot, step, self._attempt, chain.head, plan, seats, now)
+        trouble = f" (voided {self._voids} times: {self._void_reason})" if self._voids >= COMPLAIN_AFTER_VOIDS else ""
+        self._stand("training", f"training step {step}{trouble}" if trouble else "training", now)
+        for member in chain.members():
+            self._view.expect(member.peer, now)
+            self._told_at[member.peer] = now
+            self._send_open(member, self.ledger)
+
+    def _send_open(self, member: Member, ledger: Ledger) -> None:
+        peer, plan = member.peer, ledger.plan
+        work = tuple(
+            SeatWork(
+                s.stage,
+                s.role,
+                s.generation,
+                plan.hands.get((s.stage, peer), ()) if s.role == "active" else (),
+            )
+            for row in ledger.seats
+            for s in row
+            if s.member == member
+        )
+        routes = tuple(r for r in plan.routes if plan.owner[0][r.microbatch] == peer)
+        neighbours = plan.neighbours(peer)
+        ring = self._ring(member)
+        watch = tuple(dict.fromkeys([*ring, *neighbours[:MAX_WATCHED_NEIGHBOURS]]))
+        contacts = contacts_of(list(dict.fromkeys([*neighbours, *ring])), self.addresses)
+        self._send(
+            peer,
+            OpenStep(self.ballot, ledger.step, ledger.attempt, ledger.parent, work, routes, contacts, watch),
+        )
+
+    def _ring(self, member: Member) -> list[PeerId]:
+        """The members before and after in roster order: so everybody is watched by a second node."""
+        row = self._chain.members()
+        at = row.index(member)
+        around = [row[at - 1].peer, row[(at + 1) % len(row)].peer]
+        return [p for p in dict.fromkeys(around) if p != member.peer]
+
+    def _void(self, reason: str, now: float) -> None:
+        ledger, self.ledger = self.ledger, None
+        assert ledger, "only an open attempt can be voided"
+        self._voids += 1
+        self._void_reason = reason
+        backoff = min(2.0 ** (self._voids - 1), MAX_BACKOFF_HEARTBEATS)
+        self._reopen_at = now + backoff * self._manifest.timing.heartbeat_s
+        for member in self._chain.members():
+            self._send(member.peer, VoidStep(self.ballot, ledger.step, ledger.attempt, reason))
+
+    # ---- evaluation ----
+
+    def _evaluation_due(self, step: int) -> bool:
+        every = self._manifest.evaluation.every_steps
+        if not every or not self._manifest.data.validation or step == 0 or step == self._polled_step:
+            return False
+        return step % every == 0 or step >= self._manifest.last_step
+
+    def _open_poll(self, now: float) -> None:
+        chain, wanted = self._chain, self._manifest.evaluation.num_microbatches
+        self._polled_step = chain.step
+        active = [[s.member.peer for s in chain.active(stage)] for stage in range(self._manifest.num_stages)]
+        plan = make_plan(wanted, active, swapped=False)
+        self._poll = Poll(chain.head, wanted, now + self._manifest.timing.first_microbatch_s)
+        self._stand("evaluating", f"evaluating after step {chain.step}", now)
+        for peer in dict.fromkeys(plan.owner[0]):
+            routes = tuple(r for r in plan.routes if plan.owner[0][r.microbatch] == peer)
+            contacts = contacts_of(plan.neighbours(peer), self.addresses)
+            self._send(peer, OpenEvaluation(self.ballot, chain.head, chain.step, routes, contacts))
+
+    def _try_close_poll(self, poll: Poll, now: float) -> None:
+        if len(poll.losses) == poll.wanted:
+            self._poll = None
+            pairs = [poll.losses[m] for m in sorted(poll.losses)]
+            self.validation = (self._chain.step, sum(p[0] for p in pairs) / max(1, sum(p[1] for p in pairs)))
+            self._out.append(Note("validation", {"step": self._chain.step, "value": self.validation[1]}))
+            self._tell_everybody(now)
+        elif now >= poll.deadline or self._chain.empty_stages():
+            self._skip_poll("not all results came in time")
+
+    def _skip_poll(self, reason: str) -> None:
+        self._poll = None
+        self._out.append(Note("evaluation_skipped", {"step": self._chain.step, "reason": reason}))
+
+    # ---- standing ----
+
+    def _stand(self, phase: Phase, sentence: str, now: float) -> None:
+        if (phase, sentence) != (self.phase, self.sentence):
+            self.phase, self.sentence = phase, sentence
+            if phase not in ("evaluating",):
+                self._tell_everybody(now)
+
+    def _tell_everybody(self, now: float) -> None:
+        for member in self._chain.members():
+            self._standing_at[member.peer] = now
+        for wish in self.gathering.wishes.values():
+            self._standing_at[wish.member.peer] = now
+        for peer in self._standing_at:
+            self._send(peer, self._standing())
+
+    def _standing(self) -> Standing:
+        return Standing(self.ballot, self.phase, self.sentence, self._chain.step, *self.validation)
+
+    def is_caught_up(self, now: float) -> bool:
+        """Has every member that still lives said that it knows the head?"""
+        return all(m == self._me or self._view.lapsed(m.peer, now) or self._heads_equal(m.peer) for m in self._chain.members())
+
+    def _heads_equal(self, peer: PeerId) -> bool:
+        news = self._view.news.get(peer)
+        return news is not None and news.head == self._chain.head
+
+    def _send(self, peer: PeerId, message: Message) -> None:
+        self._out.append(SendMessage(peer, message))

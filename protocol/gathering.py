@@ -1,0 +1,74 @@
+"""Who wants a seat, and the first Roster that follows when every stage can be covered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.ids import Member, PeerId
+from protocol.manifest import Manifest
+from protocol.messages import Wish
+from protocol.records import Seating
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Seats for the first roster (empty while nodes are missing), and the sentence that says why."""
+
+    seatings: tuple[Seating, ...]
+    sentence: str
+
+
+class Gathering:
+    """Wishes by peer; a newer incarnation's replaces an older one's."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self.wishes: dict[PeerId, Wish] = {}
+
+    def enter(self, wish: Wish) -> None:
+        """Take in a wish for a stage that exists; -1 means any. A wish out of range is taken as any."""
+        known = self.wishes.get(wish.member.peer)
+        if known is None or wish.member.incarnation >= known.member.incarnation:
+            self.wishes[wish.member.peer] = wish
+
+    def leave(self, member: Member) -> None:
+        """The member is gone."""
+        known = self.wishes.get(member.peer)
+        if known is not None and known.member == member:
+            del self.wishes[member.peer]
+
+    def seat(self) -> Gathered:
+        """Seats for everybody, wished stages first, the rest where most are missing; none before all stages are covered."""
+        need = self._manifest.start_replicas
+        rows: list[list[Member]] = [[] for _ in range(self._manifest.num_stages)]
+        wishes = list(self.wishes.values())
+        for wish in wishes:
+            if 0 <= wish.stage < len(rows):
+                rows[wish.stage].append(wish.member)
+        for wish in wishes:
+            if not 0 <= wish.stage < len(rows):
+                min(rows, key=len).append(wish.member)
+        missing = [stage for stage, row in enumerate(rows) if len(row) < need]
+        if missing:
+            return Gathered((), _waiting(missing, sum(need - len(rows[s]) for s in missing)))
+        seatings = [Seating(s, member, "active") for s, row in enumerate(rows) for member in row]
+        return Gathered(tuple(seatings + self._embedding_copies(rows)), "every stage has a node")
+
+    def _embedding_copies(self, rows: list[list[Member]]) -> list[Seating]:
+        """Passive replicas of stage 0: one replica each of S1 and S_N that does not hold stage 0, else the nearest such."""
+        wanted = self._manifest.recovery.embedding_copies if self._manifest.recovery.policy != "none" else 0
+        last = len(rows) - 1
+        outward = [s for pair in zip(range(1, last + 1), range(last, 0, -1), strict=True) for s in pair]
+        chosen: list[Member] = []
+        for stage in outward:
+            candidates = [m for m in rows[stage] if m not in rows[0] and m not in chosen]
+            if candidates and len(chosen) < wanted:
+                chosen.append(candidates[0])
+        return [Seating(0, member, "passive") for member in chosen]
+
+
+def _waiting(stages: list[int], nodes: int) -> str:
+    which = ", ".join(map(str, stages))
+    return f"waiting: stage{'s' if len(stages) > 1 else ''} {which} need{'' if len(stages) > 1 else 's'} {nodes} more node" + (
+        "s" if nodes > 1 else ""
+    )

@@ -1,0 +1,104 @@
+"""The coordinator's book of one attempt: who accumulated what, who holds the reduced sum, and when a Commit may be proposed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from protocol.assignment import Plan
+from protocol.ids import Ballot, Member, RecordId, bitmap
+from protocol.messages import Contact, ReducedReport, ReduceMember, ReduceReady, StartReduce
+from protocol.records import Commit, Seating, Share, StageResult, shares_digest
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Entries are added only if they fit the assignment; a repeated one changes nothing."""
+
+    ballot: Ballot
+    step: int
+    attempt: int
+    parent: RecordId
+    plan: Plan
+    seats: Sequence[Sequence[Seating]]
+    """seats[stage], active first, in roster order: the attempt's roster."""
+    opened_at: float
+    ready: dict[tuple[int, Member], ReduceReady] = field(default_factory=dict)
+    reduced: dict[tuple[int, Member], ReducedReport] = field(default_factory=dict)
+    started: set[int] = field(default_factory=set)
+
+    def names(self, step: int, attempt: int) -> bool:
+        """Is this the attempt that the message speaks of?"""
+        return (step, attempt) == (self.step, self.attempt)
+
+    def seated(self, stage: int, member: Member) -> Seating | None:
+        """The member's seat at the stage on this attempt's roster."""
+        row = self.seats[stage] if 0 <= stage < len(self.seats) else ()
+        return next((s for s in row if s.member == member), None)
+
+    def enter_ready(self, member: Member, message: ReduceReady) -> str:
+        """'' if the member accumulated exactly what it owns, else what is wrong."""
+        seating = self.seated(message.stage, member)
+        if seating is None or seating.role != "active":
+            return f"it is no active replica of stage {message.stage}"
+        owned = bitmap(self.plan.hands[message.stage, member.peer])
+        if message.microbatches != owned:
+            return f"it accumulated microbatches {message.microbatches} of stage {message.stage} and owns {owned}"
+        self.ready.setdefault((message.stage, member), message)
+        return ""
+
+    def covered(self, stage: int) -> bool:
+        """Every microbatch is in the stage's gradient exactly once, and every owner has said so."""
+        active = [s.member for s in self.seats[stage] if s.role == "active"]
+        if any((stage, m) not in self.ready for m in active):
+            return False
+        counts = [self.ready[stage, m].microbatches for m in active]
+        total = sum(int(bits, 16) for bits in counts)
+        every = (1 << len(self.plan.routes)) - 1
+        return total == every and sum(int(b, 16).bit_count() for b in counts) == len(self.plan.routes)
+
+    def start_reduce(self, stage: int, addresses: dict[str, str]) -> StartReduce:
+        """What every member of the stage's replica set is told."""
+        rows = []
+        for s in self.seats[stage]:
+            bits = self.ready[stage, s.member].microbatches if s.role == "active" else "0"
+            rows.append(ReduceMember(s.member, s.role, bits, addresses.get(s.member.peer, "")))
+        return StartReduce(self.ballot, self.step, self.attempt, stage, tuple(rows))
+
+    def enter_reduced(self, member: Member, message: ReducedReport) -> str:
+        """'' if the member belongs to the replica set and its digest equals its siblings', else what is wrong."""
+        if self.seated(message.stage, member) is None or message.stage not in self.started:
+            return f"it has no part in the reduce of stage {message.stage}"
+        siblings = [r for (stage, _), r in self.reduced.items() if stage == message.stage]
+        if siblings and siblings[0].digest != message.digest:
+            return (
+                f"its reduced gradient of stage {message.stage} has digest {message.digest[:8]}, not {siblings[0].digest[:8]}"
+            )
+        self.reduced.setdefault((message.stage, member), message)
+        return ""
+
+    def complete(self) -> bool:
+        """Every replica on the roster, active and passive, holds the whole sum."""
+        return all((s.stage, s.member) in self.reduced for row in self.seats for s in row)
+
+    def missing(self) -> list[tuple[int, Member]]:
+        """Replicas that have not reported the sum yet."""
+        return [(s.stage, s.member) for row in self.seats for s in row if (s.stage, s.member) not in self.reduced]
+
+    def commit(self) -> tuple[Commit, tuple[Share, ...]]:
+        """The record to propose and the shares that it hashes. The norm is the first replica's."""
+        shares: list[Share] = []
+        results: list[StageResult] = []
+        for stage, row in enumerate(self.seats):
+            mine = tuple(Share(stage, s.member, self.ready[stage, s.member].microbatches) for s in row if s.role == "active")
+            first = self.reduced[stage, row[0].member]
+            results.append(StageResult(stage, first.digest, first.squared_norm, shares_digest(mine)))
+            shares += mine
+        losses = [self.ready[0, s.member] for s in self.seats[0] if s.role == "active"]
+        loss, tokens = sum(r.loss_sum for r in losses), sum(r.tokens for r in losses)
+        return Commit(self.parent, self.step, self.attempt, tuple(results), loss, tokens), tuple(shares)
+
+
+def contacts_of(peers: Sequence[str], addresses: dict[str, str]) -> tuple[Contact, ...]:
+    """Contacts of those peers whose address is known."""
+    return tuple(Contact(p, addresses[p]) for p in peers if p in addresses)

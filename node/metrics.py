@@ -22,9 +22,7 @@ from protocol.messages import Standing
 
 PHASES = ("starting", "waiting", "training", "evaluating", "paused", "finished", "leaving")
 ROLES = ("active", "passive", "learner")
-WIRE_KINDS = frozenset(
-    {"control", "heartbeat", "forward", "backward", "evaluate", "reduce", "blob", "describe"}
-)
+WIRE_KINDS = frozenset({"control", "heartbeat", "forward", "backward", "evaluate", "reduce", "blob", "describe"})
 OTHER = "other"
 STEP_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
 LAG_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
@@ -47,15 +45,11 @@ class Metrics:
     def _define_run(self) -> None:
         on = self.registry
         self._step = Gauge("regrow_step", "Last committed step that this node knows.", registry=on)
-        self._loss = Gauge(
-            "regrow_loss", "Mean training loss per token of the last step, in nats.", registry=on
-        )
+        self._loss = Gauge("regrow_loss", "Mean training loss per token of the last step, in nats.", registry=on)
         self._validation = Gauge(
             "regrow_validation_loss", "Mean held-out loss per token, last evaluation, in nats.", registry=on
         )
-        self._tokens = Counter(
-            "regrow_tokens", "Tokens of the whole run's committed steps since this node came.", registry=on
-        )
+        self._tokens = Counter("regrow_tokens", "Tokens of the whole run's committed steps since this node came.", registry=on)
         self._microbatches = Counter(
             "regrow_microbatches",
             "Microbatches of this node's seats: accumulated, committed (they counted), failed.",
@@ -79,24 +73,14 @@ class Metrics:
         self._info = Info("regrow_node", "Who this is.", registry=on)
         self._phase = Gauge("regrow_phase", "1 for what the node is doing.", ["phase"], registry=on)
         self._seats = Gauge("regrow_seats", "Stages that this node holds.", ["role"], registry=on)
-        self._peers = Gauge(
-            "regrow_peers", "Peers with a stream: heard, or silent for a lapse.", ["state"], registry=on
-        )
+        self._peers = Gauge("regrow_peers", "Peers with a stream: heard, or silent for a lapse.", ["state"], registry=on)
         self._compute = Counter("regrow_compute_seconds", "Time spent computing.", ["op"], registry=on)
-        self._failures = Counter(
-            "regrow_command_failures", "Work that somebody else's fault ended.", ["blame"], registry=on
-        )
-        self._messages = Counter(
-            "regrow_messages", "Control messages of the protocol.", ["kind", "direction"], registry=on
-        )
-        self._wire = Counter(
-            "regrow_wire_bytes", "Bytes over the network.", ["kind", "direction"], registry=on
-        )
+        self._failures = Counter("regrow_command_failures", "Work that somebody else's fault ended.", ["blame"], registry=on)
+        self._messages = Counter("regrow_messages", "Control messages of the protocol.", ["kind", "direction"], registry=on)
+        self._wire = Counter("regrow_wire_bytes", "Bytes over the network.", ["kind", "direction"], registry=on)
         self._queue = Gauge("regrow_queue_length", "Entries waiting.", ["queue"], registry=on)
         self._payload = Gauge("regrow_payload_bytes", "Activations and gradients held now.", registry=on)
-        self._payload_peak = Gauge(
-            "regrow_payload_peak_bytes", "Most of them ever held at once.", registry=on
-        )
+        self._payload_peak = Gauge("regrow_payload_peak_bytes", "Most of them ever held at once.", registry=on)
         self._lease_age = Gauge("regrow_lease_age_seconds", "Since the last lease was stored.", registry=on)
         self._lag = Histogram(
             "regrow_event_loop_lag_seconds",
@@ -104,9 +88,7 @@ class Metrics:
             registry=on,
             buckets=LAG_SECONDS,
         )
-        self._events_dropped = Gauge(
-            "regrow_event_log_dropped_lines", "Lines that events.jsonl had no room for.", registry=on
-        )
+        self._events_dropped = Gauge("regrow_event_log_dropped_lines", "Lines that events.jsonl had no room for.", registry=on)
 
     # --- from the runtime
 
@@ -210,9 +192,8 @@ class Metrics:
                 self._microbatches.labels(str(fields.get("stage", "")), "accumulated").inc()
             case "committed":
                 self._observe_committed(fields)
-            case "evaluated" | "validation":
-                if "loss" in fields or "value" in fields:
-                    self._validation.set(float(fields.get("loss", fields.get("value", math.nan))))
+            case "validation":
+                self._validation.set(float(fields.get("value", math.nan)))
             case _ if type_ in self._notes:
                 self._notes[type_].inc()
 
@@ -241,6 +222,8 @@ _NOTED = {
     "forked": ("forks", "Lineages forked."),
     "promoted": ("promotions", "Passive replicas promoted."),
     "rebuild": ("rebuilds", "Stages rebuilt."),
+    "refused": ("refusals", "Reports of peers refused."),
+    "evaluation_skipped": ("evaluations_skipped", "Evaluations without all results."),
 }
 
 

@@ -73,6 +73,13 @@ class CreateSeat:
 
 
 @dataclass(frozen=True, slots=True)
+class DropSeat:
+    """Forget the stage's state. No outcome."""
+
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
 class Reduce:
     """Sum the gradient over `members`. Outcome: Reduced or CommandFailed. Local gradients are kept."""
 
@@ -151,6 +158,7 @@ Command = (
     | Compute
     | Release
     | CreateSeat
+    | DropSeat
     | Reduce
     | Apply
     | Discard

@@ -83,6 +83,8 @@ class Seat:
         self.attempt: Attempt | None = None
         self.latency_s = 0.0
         """Stage 0: slowest way of a microbatch through the pipe and back, forgotten by 10 % per microbatch."""
+        self.contributors: dict[PeerId, str] = {}
+        """Who computed which microbatches (bitmap) of the step that is being applied."""
         self._me = me
         self._max_in_flight = max_in_flight
         self._tokens = tokens_per_microbatch

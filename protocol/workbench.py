@@ -1,0 +1,345 @@
+"""What a node works on: its seats, the step that is open at them, payloads that came early, and a running evaluation.
+
+It follows decisions that were already fenced by ballot (`NodeState` does that) and compares everything else, payloads and
+outcomes, with the open attempt: what is behind is released, what is ahead is kept until its step is opened here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from protocol.chain import Chain
+from protocol.commands import Apply, Command, CreateSeat, DropSeat, Introduce, Note, Release, Say, SendMessage
+from protocol.evaluation import Evaluation
+from protocol.events import Applied, CommandFailed, ComputeDone, PayloadArrived, Reduced, SeatCreated
+from protocol.ids import NO_BALLOT, Ballot, PeerId
+from protocol.manifest import Manifest
+from protocol.messages import (
+    AppliedReport,
+    Contact,
+    Message,
+    OpenEvaluation,
+    OpenStep,
+    PipeHeader,
+    Stalled,
+    StartReduce,
+    VoidStep,
+)
+from protocol.records import Commit, Seating, Share
+from protocol.schedule import gradient_scale, learning_rate
+from protocol.seat import Incoming, Seat, SeatPhase, SeatState
+
+NORM_TOLERANCE = 1e-6
+DEADLINE_FACTOR = 4.0
+DEADLINE_HEARTBEATS = 3.0
+RESEND_HEARTBEATS = 2.0
+
+
+class Workbench:
+    """See the module. `take` hands over the commands made since the last call."""
+
+    def __init__(self, manifest: Manifest, me: PeerId, chain: Chain) -> None:
+        self.seats: dict[int, Seat] = {}
+        self.open: OpenStep | None = None
+        self.leader: PeerId = ""
+        self.ballot: Ballot = NO_BALLOT
+        self._manifest, self._me, self._chain = manifest, me, chain
+        self._pending: OpenStep | None = None
+        self._pending_evaluation: OpenEvaluation | None = None
+        self._evaluation: Evaluation | None = None
+        self._early: deque[Incoming] = deque()
+        self._reported: dict[int, float] = {}
+        self._stalled_at: float | None = None
+        self._out: list[Command] = []
+
+    def take(self) -> list[Command]:
+        """Commands made since the last call."""
+        out, self._out = self._out, []
+        return out
+
+    def _tell_leader(self, message: Message) -> None:
+        if self.leader:
+            self._out.append(SendMessage(self.leader, message))
+
+    def introduce(self, contacts: Iterable[Contact]) -> None:
+        """Remember where peers are reached."""
+        for contact in contacts:
+            if contact.peer != self._me and contact.address:
+                self._out.append(Introduce(contact.peer, contact.address))
+
+    @property
+    def settled(self) -> bool:
+        """All seats are made and none is applying an update."""
+        return all(seat.settled for seat in self.seats.values())
+
+    # ---- seats ----
+
+    def take_seat(self, join: Seating) -> None:
+        """A seat was granted before the first commit: its weights come from the seed."""
+        manifest, stage = self._manifest, join.stage
+        if stage in self.seats:
+            self.seats[stage].state.role = join.role
+            return
+        state = SeatState(stage, join.role, join.generation, self._chain.state_ids[stage])
+        self.seats[stage] = Seat(state, self._me, manifest.max_in_flight, manifest.batch.tokens_per_microbatch)
+        self._out += [
+            Note("granted", {"stage": stage, "role": join.role, "generation": join.generation}),
+            Say(f"holding stage {stage} ({join.role}), making its weights from the seed"),
+            CreateSeat(stage, join.generation),
+        ]
+
+    def leave_seat(self, stage: int) -> None:
+        """The swarm decided to go on without this node's seat."""
+        seat = self.seats.get(stage)
+        if seat is None:
+            return
+        self._drop(seat)
+        self._out.append(Say(f"stage {stage} is no longer held here: the swarm went on without this node"))
+
+    def created(self, event: SeatCreated, now: float) -> None:
+        """Initial weights are made."""
+        seat = self.seats.get(event.stage)
+        if seat and seat.phase is SeatPhase.CREATING:
+            seat.phase = SeatPhase.IDLE
+            seat.state.digest = event.digest
+            self._out.append(Say(f"holding stage {event.stage} ({seat.state.role})"))
+            self._go_on(now)
+
+    # ---- a step ----
+
+    def ask_open(self, message: OpenStep, now: float) -> None:
+        """Open this step as soon as its parent is the head and all seats are settled; an older or repeated one is ignored."""
+        newest = self._pending or self.open
+        if newest and (message.ballot, message.step, message.attempt) <= (newest.ballot, newest.step, newest.attempt):
+            return
+        if message.step > self._chain.step:
+            self._pending = message
+            self._go_on(now)
+
+    def _go_on(self, now: float) -> None:
+        """Begin what is pending and possible; look again at payloads that came early."""
+        step = self._pending
+        if step and step.parent == self._chain.head and self.settled:
+            self._open_pending(step, now)
+        asked = self._pending_evaluation
+        if asked and asked.parent == self._chain.head and self.settled and 0 in self.seats:
+            self._pending_evaluation = None
+            self._out += self._evaluation_of(asked.parent, asked.step).open(asked)
+        early, self._early = self._early, deque()
+        for incoming in early:
+            self._route(incoming)
+
+    def _open_pending(self, step: OpenStep, now: float) -> None:
+        self._pending, self.open, self._stalled_at = None, step, None
+        self.end_evaluation()
+        self.introduce(step.contacts)
+        self._reported.clear()
+        for work in step.seats:
+            seat = self.seats.get(work.stage)
+            if seat:
+                self._out += seat.open(step, work, now)
+        self.report(now)
+
+    def _is_open(self, step: int, attempt: int) -> bool:
+        return self.open is not None and (self.open.step, self.open.attempt) == (step, attempt)
+
+    def start_reduce(self, message: StartReduce) -> None:
+        """Sum the gradient of one stage."""
+        seat = self.seats.get(message.stage)
+        if seat and seat.attempt and self._is_open(message.step, message.attempt):
+            self.introduce(Contact(row.member.peer, row.address) for row in message.members)
+            self._out += seat.reduce(message)
+
+    def void(self, message: VoidStep) -> None:
+        """Forget the attempt, whether it is open or pending."""
+        pending = self._pending
+        if pending and (pending.step, pending.attempt) == (message.step, message.attempt):
+            self._pending = None
+        if self._is_open(message.step, message.attempt):
+            self.close_attempt()
+            where = {"step": message.step, "attempt": message.attempt, "ballot": [message.ballot.term, message.ballot.peer]}
+            self._out.append(Note("voided", where | {"reason": message.reason}))
+            self._out.append(Say(f"step {message.step} voided: {message.reason}"))
+
+    def close_attempt(self) -> None:
+        """Forget the open attempt, if there is one."""
+        self.open = None
+        for seat in self.seats.values():
+            if seat.phase is not SeatPhase.APPLYING:
+                self._out += seat.void()
+
+    def report(self, now: float, again: bool = False) -> None:
+        """Tell the coordinator what the seats have reached; `again`: repeat what it has not answered."""
+        wait = RESEND_HEARTBEATS * self._manifest.timing.heartbeat_s if again else 0.0
+        for stage, seat in sorted(self.seats.items()):
+            report = seat.report()
+            if report and now - self._reported.get(stage, -1e9) >= wait:
+                self._reported[stage] = now
+                self._tell_leader(report)
+
+    def commit(self, commit: Commit, shares: tuple[Share, ...], now: float) -> None:
+        """The step is decided (the chain holds it already): update every seat that has the sum."""
+        norms = {r.stage: r.squared_norm for r in commit.results}
+        rate = learning_rate(self._manifest.optimizer, commit.step, self._manifest.last_step)
+        for stage, seat in sorted(self.seats.items()):
+            result, decided = seat.attempt.reduced if seat.attempt else None, commit.results[stage]
+            same = result and result.digest == decided.digest and _close(result.squared_norm, decided.squared_norm)
+            if seat.phase is not SeatPhase.REDUCED or not same:
+                self._fall_behind(seat, commit)
+                continue
+            seat.phase = SeatPhase.APPLYING
+            seat.contributors = {s.member.peer: s.microbatches for s in shares if s.stage == stage}
+            scale = gradient_scale(self._manifest, commit.tokens, norms, stage)
+            state_id = self._chain.state_ids[stage]
+            self._out.append(Apply(stage, commit.step, commit.attempt, scale, rate * seat.state.lr_factor, state_id))
+        self.open = None
+        self._go_on(now)
+
+    def _fall_behind(self, seat: Seat, commit: Commit) -> None:
+        """A commit that this replica has no sum for: it can only catch up from a sibling, later."""
+        stage = seat.state.stage
+        self._drop(seat)
+        self._out.append(Note("left", {"stage": stage, "reason": f"missed the commit of step {commit.step}"}))
+        self._out.append(Say(f"stage {stage} missed the commit of step {commit.step} here and is out of the run"))
+
+    def _drop(self, seat: Seat) -> None:
+        if seat.phase is not SeatPhase.APPLYING:
+            self._out += seat.void()
+        del self.seats[seat.state.stage]
+        self._out.append(DropSeat(seat.state.stage))
+
+    def applied(self, event: Applied, now: float) -> None:
+        """The update is in the weights."""
+        seat = self.seats.get(event.stage)
+        if seat is None or seat.phase is not SeatPhase.APPLYING:
+            return
+        state = seat.state
+        state.state_id, state.digest, state.step = event.state_id, event.digest, event.step
+        state.optimizer_age = event.optimizer_age
+        seat.attempt, seat.phase = None, SeatPhase.IDLE
+        facts = {"stage": event.stage, "state_id": event.state_id, "digest": event.digest, "step": event.step}
+        self._out.append(Note("committed", facts | {"contributors": seat.contributors}))
+        self._tell_leader(AppliedReport(self.ballot, event.stage, event.step, event.state_id, event.digest))
+        self._go_on(now)
+
+    # ---- payloads and outcomes ----
+
+    def arrived(self, event: PayloadArrived) -> None:
+        """A payload came in; this node owns its handle now."""
+        self._route(Incoming(event.header, event.handle, event.peer))
+
+    def _route(self, incoming: Incoming) -> None:
+        header = incoming.header
+        seat = self._seat_for(header)
+        if seat is None and not self._is_ahead(header):
+            self._out.append(Release(incoming.handle))
+        elif seat and header.kind == "evaluate" and header.parent == self._chain.head and self.settled:
+            self._out += self._evaluation_of(header.parent, header.step).take(incoming)
+        elif seat and self._matches(header):
+            self._out += seat.take(incoming)
+        elif self._is_ahead(header) and len(self._early) < self._max_early():
+            self._early.append(incoming)
+        else:
+            self._out.append(Release(incoming.handle))
+
+    def _seat_for(self, header: PipeHeader) -> Seat | None:
+        hops = header.route.hops
+        if not 0 <= header.hop < len(hops) or hops[header.hop].peer != self._me:
+            return None
+        return self.seats.get(hops[header.hop].stage)
+
+    def _matches(self, header: PipeHeader) -> bool:
+        o = self.open
+        if o is None or header.kind == "evaluate":
+            return False
+        return (header.ballot, header.step, header.attempt, header.parent) == (o.ballot, o.step, o.attempt, o.parent)
+
+    def _is_ahead(self, header: PipeHeader) -> bool:
+        """Does it belong to a step (or an evaluation after a commit) that is not begun here yet?"""
+        if header.kind == "evaluate":
+            unsettled = header.parent == self._chain.head and not self.settled
+            return header.ballot >= self.ballot and (header.step > self._chain.step or unsettled)
+        if header.ballot < self.ballot or header.step <= self._chain.step:
+            return False
+        newest = self.open
+        return newest is None or (header.ballot, header.step, header.attempt) > (newest.ballot, newest.step, newest.attempt)
+
+    def _max_early(self) -> int:
+        """Room for everything that the stage-0 replicas may have admitted."""
+        return self._manifest.max_in_flight * max(1, len(self._chain.active(0)))
+
+    def computed(self, event: ComputeDone, now: float) -> None:
+        """A computation ended."""
+        work = event.work
+        seat = self.seats.get(work.stage)
+        if work.evaluate and self._evaluation and self._evaluation.step == work.step:
+            self._out += self._evaluation.computed(event)
+        elif not work.evaluate and seat and seat.attempt and self._is_open(work.step, work.attempt):
+            self._out += seat.computed(event, now)
+            if seat.phase is SeatPhase.READY:
+                self.report(now)
+        elif event.handle:
+            self._out.append(Release(event.handle))
+
+    def reduced(self, event: Reduced, now: float) -> None:
+        """The sum of one stage is here."""
+        seat = self.seats.get(event.stage)
+        if seat and self._is_open(event.step, event.attempt):
+            self._out += seat.reduced(event)
+            self._reported.pop(event.stage, None)
+            self.report(now, again=True)
+
+    def failed(self, event: CommandFailed, now: float) -> None:
+        """Somebody else's fault keeps the attempt from being finished here."""
+        if self._is_open(event.step, event.attempt):
+            self._stall(event.microbatch, event.peer, event.reason, now)
+
+    def _stall(self, microbatch: int, peer: PeerId, reason: str, now: float) -> None:
+        o = self.open
+        if o and (self._stalled_at is None or now - self._stalled_at >= self._manifest.timing.lapse_s):
+            self._stalled_at = now
+            self._tell_leader(Stalled(o.ballot, o.step, o.attempt, microbatch, peer, reason))
+
+    def check_deadline(self, now: float) -> None:
+        """Stage 0: a microbatch that is not back in time stalls the attempt. The deadline doubles with each attempt."""
+        seat, timing = self.seats.get(0), self._manifest.timing
+        oldest = seat.oldest_in_flight() if seat else None
+        if seat is None or oldest is None or self.open is None:
+            return
+        measured = max(DEADLINE_HEARTBEATS * timing.heartbeat_s, DEADLINE_FACTOR * seat.latency_s)
+        deadline = measured * 2.0 ** min(self.open.attempt - 1, 10) if seat.latency_s else timing.first_microbatch_s
+        waited = now - oldest[1]
+        if waited > max(measured, min(deadline, timing.first_microbatch_s)):
+            self._stall(oldest[0], "", f"microbatch {oldest[0]} is not back after {waited:.1f} s", now)
+
+    # ---- evaluation ----
+
+    def ask_evaluation(self, message: OpenEvaluation, now: float) -> None:
+        """Admit held-out microbatches once the parent is the head here."""
+        self.introduce(message.contacts)
+        self._pending_evaluation = message
+        self._go_on(now)
+
+    def _evaluation_of(self, parent: str, step: int) -> Evaluation:
+        if self._evaluation is None or self._evaluation.parent != parent:
+            self.end_evaluation()
+            self._evaluation = Evaluation(parent, step, self._me, self._manifest.max_in_flight)
+        return self._evaluation
+
+    def end_evaluation(self) -> None:
+        """Release what a running evaluation still holds."""
+        if self._evaluation:
+            self._out += self._evaluation.end()
+            self._evaluation = None
+
+    def close(self) -> None:
+        """Release everything."""
+        self.close_attempt()
+        self.end_evaluation()
+        self._out += [Release(incoming.handle) for incoming in self._early]
+        self._early.clear()
+
+
+def _close(a: float, b: float) -> bool:
+    return abs(a - b) <= NORM_TOLERANCE * max(abs(a), abs(b))

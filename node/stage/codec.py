@@ -1,0 +1,68 @@
+"""Tensors as bytes: little-endian `f32` and `bf16`, encoded and checked here and nowhere else.
+
+Zero-copy where it can be: an encoded f32 tensor on the CPU is its own memory, and a decoded f32 tensor from a writable buffer
+uses that buffer. Such a buffer belongs to the tensor from then on: nobody may change or reuse it.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from node.ports import Payload, PeerError, TensorSpec
+
+assert sys.byteorder == "little", "regrow's codecs move tensors as they lie in memory and need a little-endian CPU"
+
+ITEM_BYTES = {"f32": 4, "bf16": 2}
+
+
+def raw_bytes(flat: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor; a copy only where it is not on the CPU."""
+    assert flat.is_contiguous()
+    return flat.detach().cpu().numpy().data.cast("B")
+
+
+def encode(tensor: Tensor, codec: str) -> Payload:
+    """The tensor's values in `codec` (bf16 rounds to nearest even). May share the tensor's memory."""
+    values = tensor.detach().cpu().contiguous()
+    spec = TensorSpec(codec, tuple(values.shape))
+    if codec == "bf16":
+        values = values.to(torch.bfloat16).view(torch.int16)
+    return Payload(spec, values.view(-1).numpy().data.cast("B"))
+
+
+def decode(payload: Payload, codec: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """An f32 tensor of exactly this shape. `PeerError` with peer '' where the payload is anything else or not finite."""
+    spec, data = payload.spec, payload.data
+    if spec.codec != codec:
+        raise PeerError("", f"tensor in codec {spec.codec[:16]!r}, not {codec}")
+    if tuple(spec.shape) != shape:
+        raise PeerError("", f"tensor of shape {list(spec.shape[:8])}, not {list(shape)}")
+    expected = math.prod(shape) * ITEM_BYTES[codec]
+    if data.nbytes != expected:
+        raise PeerError("", f"tensor of {data.nbytes} bytes, not {expected}")
+    tensor = _values(data, codec).view(shape)
+    if not _finite(tensor):
+        raise PeerError("", "tensor with values that are not finite")
+    return tensor.to(device)
+
+
+def _values(data: memoryview, codec: str) -> Tensor:
+    if codec == "bf16":
+        halves = torch.from_numpy(_writable(np.frombuffer(data, dtype=np.int16)))
+        return halves.view(torch.bfloat16).to(torch.float32)
+    return torch.from_numpy(_writable(np.frombuffer(data, dtype=np.float32)))
+
+
+def _writable(array: np.ndarray) -> np.ndarray:
+    """torch takes no read-only memory."""
+    return array if array.flags.writeable else array.copy()
+
+
+def _finite(tensor: Tensor) -> bool:
+    """A sum is finite only if every term is; a sum that is not may also have overflowed, so look again."""
+    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())

@@ -83,21 +83,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def pass_time(self, timeout: float | None) -> None:
         """Called once per round of callbacks; `timeout` is 0 if more are ready, None without any timer."""
         if timeout is None:
-            raise DeadlockError(
-                f"nothing is ready and no timer is set at {self._now:.3f} s; {self._waiting()}"
-            )
+            raise DeadlockError(f"nothing is ready and no timer is set at {self._now:.3f} s; {self._waiting()}")
         if timeout <= 0:
             self._rounds += 1
             if self._rounds > MAX_ROUNDS_AT_ONE_TIME:
-                raise LivelockError(
-                    f"{self._rounds} rounds of callbacks and it is still {self._now:.3f} s; {self._waiting()}"
-                )
+                raise LivelockError(f"{self._rounds} rounds of callbacks and it is still {self._now:.3f} s; {self._waiting()}")
             return
         self._rounds = 0
         if self._now + timeout > self._deadline:
-            raise TimeLimitError(
-                f"not done at the limit of {self._deadline - START_S:.3f} s; {self._waiting()}"
-            )
+            raise TimeLimitError(f"not done at the limit of {self._deadline - START_S:.3f} s; {self._waiting()}")
         self._now += timeout
 
     def _waiting(self) -> str:

@@ -1,0 +1,300 @@
+"""A swarm of `NodeState`s on one event heap: no event loop, no bytes, no waiting; thousands of seeds a minute.
+
+The world is a function of its random generator: latency, rates, speeds, duplicates and faults are drawn from it. It carries out
+commands as the runtime does, late and in another order where the ports allow it, and shows each command and each outcome to
+the invariants.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from node.sim.faults import Faults, Strike
+from node.sim.invariants import Invariants
+from node.sim.network import Network
+from node.sim.nodes import MakeState, NodeSpec, SimNode
+from node.sim.work import Works
+from protocol.commands import (
+    Command,
+    Exit,
+    Introduce,
+    Note,
+    PublishLease,
+    Release,
+    Say,
+    SendMessage,
+    SendPayload,
+)
+from protocol.events import CommandFailed, Event, LeasesSeen, MessageReceived, PayloadArrived, Tick
+from protocol.ids import PeerId
+from protocol.manifest import Manifest
+from protocol.messages import Contact, Message, PipeHeader
+
+DIRECTORY_DELAY_S = (0.2, 2.0)
+DIRECTORY_POLL_S = (0.5, 2.5)
+FLUSH_S = 0.05
+"""What a crashed process had handed to its kernel less than this long ago may be lost."""
+
+
+class World:
+    """The heap, the nodes, and what the commands do. See the module."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        rng: random.Random,
+        network: Network,
+        faults: Faults,
+        watch: Invariants,
+        make_state: MakeState,
+        wire: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.manifest = manifest
+        self.rng = rng
+        self.network = network
+        self.faults = faults
+        self.watch = watch
+        self.now = 0.0
+        self.num_events = 0
+        self.num_unreachable = 0
+        self.nodes: dict[PeerId, SimNode] = {}
+        width = 4 if manifest.wire.activations == "f32" else 2
+        self.payload_bytes = manifest.batch.tokens_per_microbatch * manifest.model.hidden_size * width
+        self.story: list[tuple[float, str, str | Note]] = []
+        self._make_state = make_state
+        self._wire = wire
+        self._heap: list[tuple[float, int, SimNode | None, Callable[..., None], tuple[Any, ...]]] = []
+        self._sequence = 0
+        self._by_address: dict[str, SimNode] = {}
+        self._leases: dict[PeerId, tuple[float, SimNode, PublishLease]] = {}
+        self._works = Works(self)
+        self._do: dict[type, Callable[[SimNode, Any], None]] = {
+            SendMessage: self._send_message,
+            SendPayload: self._send_payload,
+            Release: lambda node, command: node.pool.release(command.handle),
+            Introduce: self._introduce,
+            PublishLease: self._publish,
+            Note: self._note,
+            Say: self._say,
+            Exit: self._exit,
+            **self._works.commands,
+        }
+
+    # ---- the heap ----
+
+    def post(self, at: float, node: SimNode | None, call: Callable[..., None], *args: Any) -> None:
+        """Call at a time; what belongs to a dead node is dropped, to a frozen one kept until it thaws."""
+        self._sequence += 1
+        heapq.heappush(self._heap, (at, self._sequence, node, call, args))
+
+    def run(self, until: Callable[[], bool], limit_s: float) -> bool:
+        """Let time pass until the condition holds (True) or for at most `limit_s` (False)."""
+        end, heap, pop = self.now + limit_s, self._heap, heapq.heappop
+        while heap:
+            if heap[0][0] > end:
+                break
+            self.now, _, node, call, args = pop(heap)
+            self.num_events += 1
+            if node is not None:
+                if node.dead:
+                    continue
+                if node.frozen:
+                    node.backlog.append((call, args))
+                    continue
+            call(*args)
+            if until():
+                return True
+        self.now = end
+        return False
+
+    def handle(self, node: SimNode, event: Event) -> None:
+        """Let the node decide about the event and carry out what follows."""
+        commands = node.state.handle(event, self.now + node.offset_s)
+        if commands:
+            self._execute(node, commands)
+        self.watch.after(node)
+
+    def _execute(self, node: SimNode, commands: Iterable[Command]) -> None:
+        pending = deque(commands)
+        while pending and not node.dead:
+            if self.faults.armed:
+                strike = self.faults.strike(pending[0], lambda stage: self.rank(node, stage))
+                if strike:
+                    self._strike(node, strike, pending)
+                    return
+            command = pending.popleft()
+            self.watch.command(node, command)
+            self._do[type(command)](node, command)
+
+    # ---- nodes ----
+
+    def boot(self, spec: NodeSpec, at: float) -> None:
+        """Start a node at a time."""
+        self.post(at, None, self._boot, spec)
+
+    def _boot(self, spec: NodeSpec) -> None:
+        rng, member = self.rng, spec.member
+        address = f"{member.peer}.sim:{1000 + member.incarnation}"
+        offset_s = rng.uniform(0.0, 1e6)
+        node = SimNode(spec, self._make_state(self.manifest, spec, address), address, offset_s)
+        self.nodes[member.peer] = node
+        self._by_address[address] = node
+        self.tell(node, "starts")
+        self._publish(node, PublishLease((), int(spec.founder), spec.founder))
+        self._tick(node)
+        self.post(self.now + rng.uniform(*DIRECTORY_POLL_S), node, self._look_up, node)
+
+    def rank(self, node: SimNode, stage: int) -> int:
+        """The node's place among the active replicas of the stage; -1 if it is none."""
+        active, member = self.watch.place.active(stage), node.spec.member
+        return active.index(member) if member in active else -1
+
+    def alive(self) -> list[SimNode]:
+        """Nodes that run, frozen ones included, sorted by peer."""
+        return [node for _, node in sorted(self.nodes.items()) if not node.dead]
+
+    def tell(self, node: SimNode, what: str | Note) -> None:
+        """One line for the story."""
+        self.story.append((self.now, repr(node), what))
+
+    def _tick(self, node: SimNode) -> None:
+        self.post(self.now + self.manifest.timing.heartbeat_s / 4, node, self._tick, node)
+        now = self.now
+        self.handle(node, Tick({peer: now - at for peer, at in node.heard.items()}))
+
+    # ---- faults ----
+
+    def _strike(self, node: SimNode, strike: Strike, pending: deque[Command]) -> None:
+        self.tell(node, f"FAULT {strike}")
+        if strike.kind == "freeze":
+            node.frozen = True
+            node.backlog.append((self._execute, (node, list(pending))))
+            if strike.for_s:
+                self.post(self.now + strike.for_s, None, self._thaw, node, strike.forgetful)
+            return
+        self._die(node, strike.loud)
+        if strike.kind == "restart":
+            member = replace(node.spec.member, incarnation=node.spec.member.incarnation + 1)
+            self.boot(replace(node.spec, member=member, founder=False), self.now + strike.for_s)
+
+    def _die(self, node: SimNode, loud: bool) -> None:
+        node.dead, node.died_at, node.loud = True, self.now, loud
+        self.watch.died(node)
+        if loud:
+            self._works.died(node)
+
+    def _thaw(self, node: SimNode, forgetful: bool) -> None:
+        if node.dead:
+            return
+        self.tell(node, "thaws")
+        node.frozen = False
+        backlog, node.backlog = list(node.backlog), deque()
+        ticks = [entry for entry in backlog if entry[0] == self._tick][:1]
+        others = [e for e in backlog if e[0] != self._tick and not (forgetful and e[0] in (self._arrive, self._deliver))]
+        ordered = ticks + others if self.rng.random() < 0.5 else others + ticks
+        for index, (call, args) in enumerate(ordered):
+            self.post(self.now + 1e-6 * index, node, call, *args)
+
+    # ---- messages ----
+
+    def _introduce(self, node: SimNode, command: Introduce) -> None:
+        node.addresses[command.peer] = command.address
+
+    def _send_message(self, node: SimNode, command: SendMessage) -> None:
+        receiver = self._receiver(node, command.peer)
+        if receiver is None:
+            self.num_unreachable += 1
+            return
+        message = self._wire(command.message) if self._wire else command.message
+        for at in self.network.control(node.peer, receiver.peer, self.now):
+            self.post(at, receiver, self._deliver, receiver, node, message)
+
+    def _receiver(self, node: SimNode, peer: PeerId) -> SimNode | None:
+        if peer == node.peer:
+            return node
+        found = self._by_address.get(node.addresses.get(peer, ""))
+        return found if found and found.peer == peer else None
+
+    def _deliver(self, node: SimNode, sender: SimNode, message: Message) -> None:
+        if self._was_lost(sender):
+            return
+        node.heard[sender.peer] = self.now
+        self.handle(node, MessageReceived(sender.peer, sender.spec.member.incarnation, message))
+
+    def _was_lost(self, sender: SimNode) -> bool:
+        return sender.dead and sender.exit is None and self.now > sender.died_at + FLUSH_S * self.rng.random()
+
+    def _send_payload(self, node: SimNode, command: SendPayload) -> None:
+        receiver = self._receiver(node, command.peer)
+        node.pool.hold(command.handle)
+        if receiver is None or (receiver.dead and receiver.loud):
+            self.post(self.now + 0.01 + 0.1 * self.rng.random(), node, self._send_failed, node, command)
+            return
+        if receiver.dead:
+            deadline_s = 2 * self.manifest.timing.lapse_s
+            self.post(self.now + deadline_s, node, self._send_failed, node, command)
+            return
+        if receiver is node:
+            self.post(self.now, node, self._arrive, node, node, command.header, command.handle)
+            return
+        sent, arrivals = self.network.payload(node.peer, receiver.peer, self.now, self.payload_bytes)
+        self.post(sent, node, node.pool.let_go, command.handle)
+        header = self._wire(command.header) if self._wire else command.header
+        for at in arrivals:
+            self.post(at, receiver, self._arrive, receiver, node, header, 0)
+
+    def _send_failed(self, node: SimNode, command: SendPayload) -> None:
+        node.pool.let_go(command.handle)
+        header = command.header
+        stage = header.route.hops[header.hop].stage
+        failed = CommandFailed(stage, header.step, header.attempt, header.route.microbatch, command.peer, "unreachable")
+        self.handle(node, failed)
+
+    def _arrive(self, node: SimNode, sender: SimNode, header: PipeHeader, handle: int) -> None:
+        if self._was_lost(sender):
+            return
+        node.heard[sender.peer] = self.now
+        if handle:
+            node.pool.let_go(handle)
+        handle = node.pool.give(handle)
+        self.watch.payload(node, handle, (header.step, header.attempt))
+        self.handle(node, PayloadArrived(sender.peer, header, handle, self.payload_bytes))
+
+    # ---- directory, words, end ----
+
+    def _publish(self, node: SimNode, command: PublishLease) -> None:
+        visible = self.now + self.rng.uniform(*DIRECTORY_DELAY_S)
+        self.post(visible, None, self._leases.__setitem__, node.peer, (visible, node, command))
+
+    def _look_up(self, node: SimNode) -> None:
+        self.post(self.now + self.rng.uniform(*DIRECTORY_POLL_S), node, self._look_up, node)
+        lease_s = self.manifest.timing.lease_s
+        valid = [
+            (other, lease)
+            for _, (_, other, lease) in sorted(self._leases.items())
+            if not lease.leaving and (not other.dead or self.now < other.died_at + lease_s)
+        ]
+        claims = [(lease.ballot_term, other.peer, other) for other, lease in valid if lease.coordinator]
+        first = max(claims, key=lambda claim: claim[:2])[2] if claims else None
+        contact = Contact(first.peer, first.address) if first else None
+        others = tuple(Contact(o.peer, o.address) for o, _ in valid if o is not first and o is not node)
+        self.handle(node, LeasesSeen(contact, others))
+
+    def _note(self, node: SimNode, command: Note) -> None:
+        if command.type not in ("accumulated", "reduced"):
+            self.tell(node, command)
+
+    def _say(self, node: SimNode, command: Say) -> None:
+        node.says = command.sentence
+        self.tell(node, f"says: {command.sentence}")
+
+    def _exit(self, node: SimNode, command: Exit) -> None:
+        self.tell(node, f"exits with {command.code}: {command.sentence}")
+        node.exit = command
+        node.dead, node.died_at = True, self.now
+        self.watch.exited(node)

@@ -1,0 +1,262 @@
+"""What must hold in every simulated swarm at every moment, checked on what nodes do, not on what they say of themselves.
+
+- S1 no two decided records share a parent; a replica's state_id follows the chain of decided records, link by link.
+- Quorum: nobody sends a Decide before a quorum of the voters holds the record.
+- S2 the gradient that a committed step applies consists of each microbatch exactly once, per stage, computed on the committed
+  weights; the shares say who accumulated what, and those members noted it, once each.
+- S3 equal state_id, equal digest.
+- Only members on the roster apply; a seat's attempts never go back; there are no more payloads than may be in flight.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from node.sim.machine import Contribution, Key, SimSeat, require, sum_digest, whole_gradient
+from node.sim.nodes import SimNode
+from protocol.commands import Apply, Command, Compute, Note, Reduce, Release, SendMessage
+from protocol.ids import Ballot, Member, RecordId, StateId, bitmap, members_of, next_state_id
+from protocol.manifest import Manifest
+from protocol.messages import Decide, Held
+from protocol.records import Commit, Record, Roster, Seating, Share, genesis_id, record_id, shares_digest
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Roster and voters after a decided record."""
+
+    seats: dict[tuple[int, Member], Seating]
+    voters: tuple[Member, ...]
+
+    def active(self, stage: int) -> list[Member]:
+        """Active replicas of a stage."""
+        return [member for (s, member), seating in self.seats.items() if s == stage and seating.role == "active"]
+
+    def holders(self, stage: int) -> list[Member]:
+        """Replicas of a stage that have its whole state."""
+        return [m for (s, m), seating in self.seats.items() if s == stage and seating.role != "learner"]
+
+
+class Invariants:
+    """See the module. Raises `BrokenError`; counts on the way."""
+
+    def __init__(self, manifest: Manifest, founder: Member) -> None:
+        self._manifest = manifest
+        self.head: RecordId = genesis_id(manifest.run_id)
+        self.places: dict[RecordId, Place] = {self.head: Place({}, (founder,))}
+        self.commits: list[tuple[float, Commit, RecordId]] = []
+        self.num_checked: Counter[str] = Counter()
+        self.most_payloads = 0
+        self.now: Callable[[], float] = lambda: 0.0
+        self._child: dict[RecordId, RecordId] = {}
+        self._named: dict[int, tuple[Record, RecordId]] = {}
+        self._held: defaultdict[tuple[Ballot, RecordId], set[Member]] = defaultdict(set)
+        self._digests: dict[tuple[int, StateId], str] = {}
+        self._states: dict[int, StateId] = {}
+        self._noted: Counter[tuple[Member, int, Key, int]] = Counter()
+        self._latest: dict[tuple[Member, int], Key] = {}
+        self._payloads: Counter[Key] = Counter()
+        self._tags: dict[SimNode, dict[int, Key]] = defaultdict(dict)
+        self._grown: Key | None = None
+        self._check: dict[type, Callable[[SimNode, Any], None]] = {
+            Note: self._on_note,
+            SendMessage: self._on_send,
+            Compute: self._on_compute,
+            Reduce: self._on_attempt,
+            Apply: self._on_attempt,
+            Release: self._on_release,
+        }
+
+    @property
+    def place(self) -> Place:
+        """Roster and voters after the newest decided record."""
+        return self.places[self.head]
+
+    @property
+    def step(self) -> int:
+        """Newest committed step."""
+        return self.commits[-1][1].step if self.commits else 0
+
+    # ---- called by the world ----
+
+    def command(self, node: SimNode, command: Command) -> None:
+        """A node is about to carry out a command."""
+        check = self._check.get(type(command))
+        if check:
+            check(node, command)
+
+    def after(self, node: SimNode) -> None:
+        """A node has carried out all that followed from an event."""
+        if self._grown is None:
+            return
+        tag, self._grown = self._grown, None
+        count, stage0 = self._payloads[tag], max(1, len(self.place.active(0)))
+        self.most_payloads = max(self.most_payloads, count)
+        bound = 2 * self._manifest.max_in_flight * stage0
+        require(count <= bound, f"{count} payloads of {tag} at once; the schedule allows {bound}")
+
+    def payload(self, node: SimNode, handle: int, tag: Key) -> None:
+        """A node was given a payload."""
+        self._tags[node][handle] = tag
+        self._payloads[tag] += 1
+        self._grown = tag
+
+    def created(self, node: SimNode, seat: SimSeat) -> None:
+        """A seat's first weights are made."""
+        self._states.setdefault(seat.stage, seat.state_id)
+        self._agree(node, seat)
+
+    def applied(self, node: SimNode, seat: SimSeat, command: Apply, before: StateId) -> None:
+        """A seat's weights changed."""
+        member, step = node.spec.member, command.step
+        commit = next((c for c in reversed(self.commits) if c[1].step == step), None)
+        require(commit is not None, f"{node!r} applied step {step}, which nobody decided")
+        assert commit is not None
+        _, record, name = commit
+        seats = self.places[record.parent].seats
+        require((seat.stage, member) in seats, f"{node!r} applied step {step} of stage {seat.stage} off the roster")
+        wanted = next_state_id(before, name)
+        require(seat.state_id == wanted, f"S1: {node!r} left the chain of stage {seat.stage} at step {step}")
+        self._agree(node, seat)
+
+    def reducing(self, node: SimNode, command: Reduce, part: list[Contribution]) -> None:
+        """A node hands its gradient to a reduce."""
+        row = next((r for r in command.members if r.member == node.spec.member), None)
+        require(row is not None, f"{node!r} reduces stage {command.stage} without being named")
+        assert row is not None
+        for op in ("backward",) if command.stage else ("head", "embed_backward"):
+            have = bitmap(m for m, done, _ in part if done == op)
+            where = f"stage {command.stage}, step {command.step}, attempt {command.attempt}"
+            require(have == row.microbatches, f"S2: {node!r} brings {op} of {have} to {where}, named {row.microbatches}")
+
+    def died(self, node: SimNode) -> None:
+        """A node's memory is gone."""
+        for handle, count in node.pool.owned.items():
+            self._payloads[self._tags[node][handle]] -= count
+        self._tags.pop(node, None)
+
+    def exited(self, node: SimNode) -> None:
+        """A node left in order: it owes nothing."""
+        self.quiet(node)
+        self._tags.pop(node, None)
+
+    def quiet(self, node: SimNode) -> None:
+        """A node at rest owns no payload."""
+        left = sorted(node.pool.owned)
+        where = [self._tags[node][handle] for handle in left]
+        require(not left, f"{node!r} never released payloads {left} of {where}")
+
+    # ---- S1, quorum, S2: records ----
+
+    def _id(self, record: Record) -> RecordId:
+        known = self._named.get(id(record))
+        if known is None:
+            known = self._named[id(record)] = (record, record_id(record))
+        return known[1]
+
+    def _on_send(self, node: SimNode, command: SendMessage) -> None:
+        message = command.message
+        if isinstance(message, Held):
+            self._held[message.ballot, message.record].add(node.spec.member)
+        elif isinstance(message, Decide):
+            self._decided(node, message)
+
+    def _decided(self, node: SimNode, message: Decide) -> None:
+        record, name = message.record, self._id(message.record)
+        known = self._child.get(record.parent)
+        require(known in (None, name), f"S1: {node!r} decides {name[:8]} and {known} was decided after its parent")
+        if known is None:
+            require(record.parent == self.head, f"S1: {node!r} decides {record}, which does not follow the head")
+            self._check_quorum(node, message.ballot, record, name)
+            self._child[record.parent] = name
+            self._append(record, name)
+        if isinstance(record, Commit):
+            self._check_shares(record, message.shares)
+
+    def _check_quorum(self, node: SimNode, ballot: Ballot, record: Record, name: RecordId) -> None:
+        voters = self.places[record.parent].voters
+        holding = {v for v in voters if v in self._held[ballot, name] or v == node.spec.member}
+        enough = 2 * len(holding) > len(voters) or (2 * len(holding) == len(voters) and voters[0] in holding)
+        require(enough, f"{node!r} decides {name[:8]} with {sorted(holding)} of the voters {voters}")
+        self.num_checked["quorums"] += 1
+
+    def _append(self, record: Record, name: RecordId) -> None:
+        before = self.place
+        if isinstance(record, Roster):
+            gone = {(s.stage, s.member) for s in record.leaves}
+            seats = {key: seating for key, seating in before.seats.items() if key not in gone}
+            seats |= {(s.stage, s.member): s for s in record.joins}
+            self.places[name] = Place(seats, record.voters)
+        else:
+            self._check_commit(record)
+            self.places[name] = before
+            self.commits.append((self.now(), record, name))
+            self._states = {stage: next_state_id(state, name) for stage, state in self._states.items()}
+        self.head = name
+
+    def _check_commit(self, commit: Commit) -> None:
+        batch = self._manifest.batch
+        require(commit.step == self.step + 1, f"S1: step {commit.step} is committed after {self.step}")
+        stages = [result.stage for result in commit.results]
+        require(stages == list(range(self._manifest.num_stages)), f"commit of stages {stages}")
+        for result in commit.results:
+            weights = self._digests[result.stage, self._states[result.stage]]
+            whole = whole_gradient(result.stage, batch.num_microbatches, weights)
+            wanted = sum_digest(result.stage, commit.step, whole)
+            require(result.digest == wanted, f"S2: stage {result.stage} commits a wrong sum at step {commit.step}")
+            self.num_checked["sums"] += 1
+
+    def _check_shares(self, commit: Commit, shares: tuple[Share, ...]) -> None:
+        place = self.places[commit.parent]
+        for stage in sorted({share.stage for share in shares}):
+            mine = tuple(share for share in shares if share.stage == stage)
+            require(shares_digest(mine) == commit.results[stage].contributors, f"shares of stage {stage} do not match")
+            every: list[int] = []
+            for share in mine:
+                require((stage, share.member) in place.seats, f"{share} is off the roster")
+                every += self._accumulated(share, (commit.step, commit.attempt))
+            whole = list(range(self._manifest.batch.num_microbatches))
+            require(sorted(every) == whole, f"S2: stage {stage} covers {sorted(every)} at step {commit.step}")
+            self.num_checked["shares"] += 1
+
+    def _accumulated(self, share: Share, key: Key) -> list[int]:
+        microbatches = members_of(share.microbatches)
+        for microbatch in microbatches:
+            times = self._noted[share.member, share.stage, key, microbatch]
+            require(times == 1, f"S2: {share} of {key}: microbatch {microbatch} noted {times} times")
+        return microbatches
+
+    # ---- S3 and the rest ----
+
+    def _agree(self, node: SimNode, seat: SimSeat) -> None:
+        known = self._digests.setdefault((seat.stage, seat.state_id), seat.digest)
+        require(known == seat.digest, f"S3: {node!r} holds another stage {seat.stage} under the same state_id")
+        self.num_checked["states"] += 1
+
+    def _on_note(self, node: SimNode, note: Note) -> None:
+        fields = note.fields
+        if note.type == "accumulated":
+            key = (fields["step"], fields["attempt"])
+            self._noted[node.spec.member, fields["stage"], key, fields["microbatch"]] += 1
+        elif note.type == "decided":
+            known = self._child.get(fields["parent"], fields["record"])
+            require(known == fields["record"], f"S1: {node!r} notes {fields}, {known} was decided after its parent")
+
+    def _on_compute(self, node: SimNode, command: Compute) -> None:
+        if not command.work.evaluate:
+            self._on_attempt(node, command.work)
+
+    def _on_attempt(self, node: SimNode, work: Any) -> None:
+        where, key = (node.spec.member, work.stage), (work.step, work.attempt)
+        before = self._latest.get(where, (0, 0))
+        require(before <= key, f"{node!r}, stage {work.stage}: attempt {key} after {before}")
+        self._latest[where] = key
+
+    def _on_release(self, node: SimNode, command: Release) -> None:
+        tag = self._tags[node].get(command.handle)
+        require(tag is not None, f"{node!r} releases payload {command.handle}, which it was never given")
+        assert tag is not None
+        self._payloads[tag] -= 1

@@ -1,0 +1,63 @@
+"""One node of the simulated swarm: which it is, its decisions, its machine."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from node.sim.machine import Pool, SimSeat, Thread
+from protocol.commands import Command, Exit
+from protocol.events import Event
+from protocol.ids import Member, PeerId
+from protocol.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """One node of the swarm."""
+
+    member: Member
+    name: str
+    founder: bool
+    wished_stage: int = -1
+    unit_s: float = 0.01
+    """Seconds of one forward pass of one microbatch through one stage."""
+
+
+class Decider(Protocol):
+    """`protocol.node_state.NodeState`, or what a test puts in its place."""
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Commands that follow from the event."""
+
+
+MakeState = Callable[[Manifest, NodeSpec, str], Decider]
+"""(manifest, spec, address) -> a fresh state."""
+
+
+class SimNode:
+    """One incarnation of a node and everything on its machine."""
+
+    def __init__(self, spec: NodeSpec, state: Decider, address: str, offset_s: float) -> None:
+        self.spec = spec
+        self.peer: PeerId = spec.member.peer
+        self.state = state
+        self.address = address
+        self.offset_s = offset_s
+        self.dead = False
+        self.frozen = False
+        self.exit: Exit | None = None
+        self.died_at = 0.0
+        self.loud = True
+        self.backlog: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self.addresses: dict[PeerId, str] = {}
+        self.heard: dict[PeerId, float] = {}
+        self.pool = Pool()
+        self.thread = Thread()
+        self.seats: dict[int, SimSeat] = {}
+        self.says = ""
+
+    def __repr__(self) -> str:
+        return f"{self.peer}/{self.spec.member.incarnation}"

@@ -1,0 +1,219 @@
+"""What the simulated nodes compute: seats, one compute thread each, and reduces over replica sets."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from node.sim.invariants import Invariants
+from node.sim.machine import (
+    COST,
+    PRODUCES,
+    Contribution,
+    SimSeat,
+    loss_of,
+    norm_of,
+    require,
+    sum_digest,
+)
+from node.sim.network import Network
+from node.sim.nodes import SimNode
+from protocol.commands import Apply, Command, Compute, CreateSeat, Discard, DropSeat, Reduce, Work
+from protocol.events import Applied, CommandFailed, ComputeDone, Event, Reduced, SeatCreated
+from protocol.ids import PeerId, hash_of, initial_state_id
+from protocol.manifest import Manifest
+
+CREATE_S = (0.05, 0.5)
+GRADIENT_BYTES = 1 << 20
+
+
+class Surroundings(Protocol):
+    """The part of the world that computing needs."""
+
+    manifest: Manifest
+    rng: random.Random
+    network: Network
+    watch: Invariants
+    now: float
+    nodes: dict[PeerId, SimNode]
+    payload_bytes: int
+
+    def post(self, at: float, node: SimNode | None, call: Callable[..., None], *args: Any) -> None:
+        """Call at a time."""
+
+    def handle(self, node: SimNode, event: Event) -> None:
+        """Let the node decide about the event and carry out what follows."""
+
+
+@dataclass(slots=True)
+class Gathered:
+    """One reduce: which members asked for it, and with which gradients."""
+
+    command: Reduce
+    parts: dict[PeerId, tuple[SimNode, list[Contribution]]]
+
+    def any(self, state: Callable[[SimNode], bool]) -> SimNode | None:
+        """The first member of which this holds."""
+        return next((node for node, _ in self.parts.values() if state(node)), None)
+
+
+def _dead(node: SimNode) -> bool:
+    return node.dead
+
+
+def _frozen(node: SimNode) -> bool:
+    return node.frozen
+
+
+class Works:
+    """Carries out the commands that compute. Late, once each, and never for a node that died."""
+
+    def __init__(self, world: Surroundings) -> None:
+        self._world = world
+        self._reduces: dict[tuple[int, int, int, Any], Gathered] = {}
+        self.commands: dict[type[Command], Callable[[SimNode, Any], None]] = {
+            Compute: self._queue_job,
+            Apply: self._queue_job,
+            CreateSeat: self._create_seat,
+            DropSeat: self._drop_seat,
+            Reduce: self._reduce,
+            Discard: self._discard,
+        }
+
+    def died(self, node: SimNode) -> None:
+        """The reduces that wait for a dead process fail at the others as soon as their streams break."""
+        for gathered in self._reduces.values():
+            if any(row.member.peer == node.peer for row in gathered.command.members):
+                for other, _ in gathered.parts.values():
+                    self._fail(other, gathered.command, node.peer)
+
+    # ---- seats and computations ----
+
+    def _create_seat(self, node: SimNode, command: CreateSeat) -> None:
+        self._world.post(self._world.now + self._world.rng.uniform(*CREATE_S), node, self._seat_created, node, command.stage)
+
+    def _seat_created(self, node: SimNode, stage: int) -> None:
+        require(stage not in node.seats, f"{node!r} creates its seat of stage {stage} twice")
+        run_id = self._world.manifest.run_id
+        seat = SimSeat(stage, initial_state_id(run_id, stage), hash_of(["weights", run_id, stage]))
+        node.seats[stage] = seat
+        self._world.watch.created(node, seat)
+        self._world.handle(node, SeatCreated(stage, seat.digest, 1 << 20))
+
+    def _drop_seat(self, node: SimNode, command: DropSeat) -> None:
+        del node.seats[command.stage]
+
+    def _discard(self, node: SimNode, command: Discard) -> None:
+        node.seats[command.stage].discard((command.step, command.attempt))
+        for gathered in self._reduces.values():
+            reduce = gathered.command
+            if reduce.stage == command.stage and (reduce.step, reduce.attempt) <= (command.step, command.attempt):
+                gathered.parts.pop(node.peer, None)
+
+    def _queue_job(self, node: SimNode, command: Compute | Apply) -> None:
+        if isinstance(command, Compute) and command.handle:
+            node.pool.hold(command.handle)
+        node.thread.put(command)
+        self._start_job(node)
+
+    def _start_job(self, node: SimNode) -> None:
+        job = node.thread.next()
+        if job is None:
+            return
+        op = job.work.op if isinstance(job, Compute) else "apply"
+        took = COST[op] * node.spec.unit_s * (0.9 + 0.2 * self._world.rng.random())
+        self._world.post(self._world.now + took, node, self._finish_job, node, job, took)
+
+    def _finish_job(self, node: SimNode, job: Compute | Apply, took: float) -> None:
+        node.thread.busy = False
+        self._start_job(node)
+        if isinstance(job, Apply):
+            self._finish_apply(node, job, took)
+            return
+        if job.handle:
+            node.pool.let_go(job.handle)
+        work, seat = job.work, node.seats.get(job.work.stage)
+        if seat is None or (not work.evaluate and (work.step, work.attempt) <= seat.discarded):
+            failed = CommandFailed(work.stage, work.step, work.attempt, work.microbatch, "", "discarded")
+            self._world.handle(node, failed if self._world.rng.random() < 0.5 else self._result(node, work, took))
+            return
+        seat.compute(work)
+        self._world.handle(node, self._result(node, work, took))
+
+    def _result(self, node: SimNode, work: Work, took: float) -> ComputeDone:
+        tokens = self._world.manifest.batch.tokens_per_microbatch if work.op == "head" else 0
+        loss = loss_of(work.step, work.microbatch, tokens) if tokens else 0.0
+        handle, num_bytes = 0, 0
+        if work.op in PRODUCES and not (work.op == "head" and work.evaluate):
+            handle, num_bytes = node.pool.give(), self._world.payload_bytes
+            self._world.watch.payload(node, handle, (work.step, work.attempt))
+        return ComputeDone(work, handle, num_bytes, loss, tokens, took)
+
+    def _finish_apply(self, node: SimNode, command: Apply, took: float) -> None:
+        seat = node.seats.get(command.stage)
+        if seat is None:
+            return
+        before = seat.state_id
+        seat.apply(command)
+        self._world.watch.applied(node, seat, command, before)
+        self._world.handle(node, Applied(seat.stage, command.step, seat.state_id, seat.digest, seat.age, took))
+
+    # ---- reduces ----
+
+    def _reduce(self, node: SimNode, command: Reduce) -> None:
+        key = (command.step, command.attempt)
+        part = list(node.seats[command.stage].gradients.get(key, []))
+        self._world.watch.reducing(node, command, part)
+        where = (command.stage, *key, command.members)
+        gathered = self._reduces.setdefault(where, Gathered(command, {}))
+        gathered.parts[node.peer] = (node, part)
+        missing = [row.member.peer for row in command.members if row.member.peer not in gathered.parts]
+        if not missing:
+            del self._reduces[where]
+            self._sum(gathered)
+            return
+        others = [self._world.nodes[peer] for peer in missing if peer in self._world.nodes]
+        gone = next((other for other in others if other.dead and other.loud), None)
+        if gone:
+            self._fail(node, command, gone.peer)
+
+    def _fail(self, node: SimNode, reduce: Reduce, peer: PeerId) -> None:
+        failed = CommandFailed(reduce.stage, reduce.step, reduce.attempt, -1, peer, "the stream broke")
+        at = self._world.now + self._world.rng.uniform(0.001, 0.2)
+        self._world.post(at, node, self._world.handle, node, failed)
+
+    def _sum(self, gathered: Gathered) -> None:
+        frozen = gathered.any(_frozen)
+        if frozen:
+            frozen.backlog.append((self._sum, (gathered,)))
+            return
+        command = gathered.command
+        everything = [c for _, part in gathered.parts.values() for c in part]
+        digest = sum_digest(command.stage, command.step, everything)
+        seconds = self._reduce_seconds(list(gathered.parts))
+        for node, _ in gathered.parts.values():
+            late = seconds * (1.0 + 0.2 * self._world.rng.random())
+            self._world.post(self._world.now + late, node, self._reduced, node, gathered, digest, late)
+
+    def _reduce_seconds(self, peers: list[PeerId]) -> float:
+        if len(peers) == 1:
+            return 0.001
+        network = self._world.network
+        latency = max(network.latency(a, b) for a in peers for b in peers if a != b)
+        return 2 * latency + 2 * GRADIENT_BYTES / min(network.rate(peer) for peer in peers)
+
+    def _reduced(self, node: SimNode, gathered: Gathered, digest: str, seconds: float) -> None:
+        command = gathered.command
+        seat, key = node.seats.get(command.stage), (command.step, command.attempt)
+        gone = gathered.any(_dead)
+        if gone and self._world.rng.random() < 0.5:
+            if gone.loud:
+                self._fail(node, command, gone.peer)
+            return
+        if seat is None or key <= seat.discarded:
+            return
+        seat.sums[key] = digest
+        event = Reduced(command.stage, command.step, command.attempt, digest, norm_of(digest), seconds)
+        self._world.handle(node, event)

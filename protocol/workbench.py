@@ -6,6 +6,7 @@ outcomes, with the open attempt: what is behind is released, what is ahead is ke
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 
@@ -273,6 +274,8 @@ class Workbench:
         """A computation ended."""
         work = event.work
         seat = self.seats.get(work.stage)
+        if not work.evaluate and not math.isfinite(event.loss_sum) and self._is_open(work.step, work.attempt):
+            self._stall(work.microbatch, "", f"the loss of microbatch {work.microbatch} is not finite", now)
         if work.evaluate and self._evaluation and self._evaluation.step == work.step:
             self._out += self._evaluation.computed(event)
         elif not work.evaluate and seat and seat.attempt and self._is_open(work.step, work.attempt):
@@ -285,7 +288,9 @@ class Workbench:
     def reduced(self, event: Reduced, now: float) -> None:
         """The sum of one stage is here."""
         seat = self.seats.get(event.stage)
-        if seat and self._is_open(event.step, event.attempt):
+        if not math.isfinite(event.squared_norm) and self._is_open(event.step, event.attempt):
+            self._stall(-1, "", f"the gradient of stage {event.stage} is not finite", now)
+        elif seat and self._is_open(event.step, event.attempt):
             self._out += seat.reduced(event)
             self._reported.pop(event.stage, None)
             self.report(now, again=True)

@@ -1,0 +1,327 @@
+"""The runtime: turns I/O into events for `NodeState` and its commands into I/O, through ports.
+
+One `TaskGroup` owns every task. The same code runs in production and, on a virtual-time loop with in-memory ports, in the
+simulator. A `PeerError` from a port becomes a `CommandFailed`; any other exception ends the node: it is a defect of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from node.ports import (
+    Clock,
+    Directory,
+    EventSink,
+    Lease,
+    PayloadPool,
+    PeerError,
+    PeerTransport,
+    StageExecutor,
+    Update,
+)
+from node.reduce import Reducer
+from protocol.commands import (
+    Apply,
+    Command,
+    Compute,
+    CreateSeat,
+    Discard,
+    DropSeat,
+    Exit,
+    Introduce,
+    Note,
+    PublishLease,
+    Reduce,
+    Release,
+    Say,
+    SendMessage,
+    SendPayload,
+)
+from protocol.events import (
+    Applied,
+    CommandFailed,
+    ComputeDone,
+    Event,
+    LeasesSeen,
+    LeaveAsked,
+    MessageReceived,
+    PayloadArrived,
+    Reduced,
+    SeatCreated,
+    Tick,
+)
+from protocol.ids import PeerId
+from protocol.messages import Contact, Message, Order, PayloadHeader, ReduceHeader
+from protocol.node_state import NodeState
+
+TICKS_PER_HEARTBEAT = 4
+LOOK_UNSEATED_S = 1.0
+TOMBSTONE_S = 2.0
+
+
+def _nobody(_: Any) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The world of one node."""
+
+    clock: Clock
+    directory: Directory
+    transport: PeerTransport
+    executor: StageExecutor
+    pool: PayloadPool
+    sink: EventSink
+
+
+@dataclass(frozen=True, slots=True)
+class Observers:
+    """Who else wants to see what passes through; none may block or raise."""
+
+    on_event: Callable[[Event], None] = _nobody
+    on_command: Callable[[Command], None] = _nobody
+    on_lag: Callable[[float], None] = _nobody
+    """How much later than asked a tick came, in seconds."""
+    on_published: Callable[[float], None] = _nobody
+    """Monotonic time of the last lease that was stored."""
+
+
+@dataclass(slots=True)
+class Runtime:
+    """Runs one node until it exits. `http` is what the lease tells of the node's HTTP address; `verify` checks an Order."""
+
+    ports: Ports
+    state: NodeState
+    http: str = ""
+    verify: Callable[[Order], bool] = lambda _: False
+    observers: Observers = field(default_factory=Observers)
+    exit: Exit | None = None
+    _group: asyncio.TaskGroup | None = None
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _claim: PublishLease = field(default_factory=lambda: PublishLease((), 0, False))
+    _publish: asyncio.Event = field(default_factory=asyncio.Event)
+    _reducer: Reducer | None = None
+    _reducing: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    _sizes: dict[int, int] = field(default_factory=dict)
+    _do: dict[type, Callable[[Any], object]] = field(default_factory=dict)
+
+    async def run(self) -> Exit:
+        """Run to the end. The ports stay open: who made them closes them."""
+        ports, timing = self.ports, self.state.config.manifest.timing
+        me = self.state.config.member.peer
+        self._reducer = Reducer(me, ports.transport, ports.executor, ports.pool, timing.first_microbatch_s)
+        self._do = self._table()
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            ports.transport.on_message(self._on_message)
+            ports.transport.on_payload(self._on_payload)
+            self._spawn(self._tick_forever(timing.heartbeat_s / TICKS_PER_HEARTBEAT), "tick")
+            self._spawn(self._look_forever(), "look at the directory")
+            self._spawn(self._publish_forever(timing.lease_s / 3), "publish the lease")
+            await self._ended.wait()
+            for task in self._tasks:
+                task.cancel()
+        assert self.exit, "the runtime ends only by an Exit"
+        await self._bury()
+        self._reducer.discard(1 << 62, 0)
+        return self.exit
+
+    def leave(self, reason: str) -> None:
+        """Ask the node to go."""
+        self.dispatch(LeaveAsked(reason))
+
+    def dispatch(self, event: Event) -> None:
+        """One event through the decision object, and its commands out into the world."""
+        self.observers.on_event(event)
+        for command in self.state.handle(event, self.ports.clock.monotonic()):
+            self.observers.on_command(command)
+            self._do[type(command)](command)
+
+    def _table(self) -> dict[type, Callable[[Any], object]]:
+        ports = self.ports
+        return {
+            SendMessage: lambda c: ports.transport.send(c.peer, c.message),
+            SendPayload: self._send_payload,
+            Compute: self._compute,
+            Release: lambda c: ports.pool.release(c.handle),
+            CreateSeat: lambda c: self._spawn(self._create(c), f"create stage {c.stage}"),
+            DropSeat: lambda c: self._spawn(ports.executor.drop(c.stage), f"drop stage {c.stage}"),
+            Reduce: self._reduce,
+            Apply: lambda c: self._spawn(self._apply(c), f"apply step {c.step} to stage {c.stage}"),
+            Discard: self._discard,
+            Introduce: lambda c: ports.transport.introduce(c.peer, c.address),
+            PublishLease: self._claim_again,
+            Note: lambda c: ports.sink.note(c.type, c.fields),
+            Say: _nobody,
+            Exit: self._end,
+        }
+
+    def _spawn(self, work: Coroutine[Any, Any, None] | Awaitable[None], name: str) -> asyncio.Task[None]:
+        assert self._group, "tasks belong to the running group"
+        task = self._group.create_task(_wait(work), name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # ---- from the world ----
+
+    def _on_message(self, peer: PeerId, incarnation: int, message: Message) -> None:
+        if isinstance(message, Order) and not self.verify(message):
+            self.ports.sink.note("refused", {"peer": peer, "reason": "an order without the organiser's signature"})
+            return
+        if not self._ended.is_set():
+            self.dispatch(MessageReceived(peer, incarnation, message))
+
+    def _on_payload(self, peer: PeerId, header: PayloadHeader, handle: int, num_bytes: int) -> None:
+        if self._ended.is_set():
+            self.ports.pool.release(handle)
+        elif isinstance(header, ReduceHeader):
+            assert self._reducer, "the reducer is made before the first payload"
+            self._reducer.deliver(peer, header, handle)
+        else:
+            self.dispatch(PayloadArrived(peer, header, handle, num_bytes))
+
+    async def _tick_forever(self, seconds: float) -> None:
+        clock = self.ports.clock
+        while True:
+            due = clock.monotonic() + seconds
+            await clock.sleep(seconds)
+            self.observers.on_lag(clock.monotonic() - due)
+            self.dispatch(Tick(self.ports.transport.heard()))
+
+    async def _look_forever(self) -> None:
+        """Read the directory: often until this node has a seat, then as often as leases are renewed."""
+        config = self.state.config
+        while True:
+            leases = [x for x in await self.ports.directory.leases() if not x.leaving]
+            others = [x for x in leases if x.peer != config.member.peer]
+            heads = [x for x in others if x.coordinator]
+            head = max(heads, key=lambda x: (x.ballot_term, x.peer), default=None)
+            contact = Contact(head.peer, head.address) if head else None
+            self.dispatch(LeasesSeen(contact, tuple(Contact(x.peer, x.address) for x in others)))
+            seated = bool(self.state.bench.seats)
+            await self.ports.clock.sleep(config.manifest.timing.lease_s / 3 if seated else LOOK_UNSEATED_S)
+
+    # ---- the lease ----
+
+    def _claim_again(self, command: PublishLease) -> None:
+        self._claim = command
+        self._publish.set()
+
+    async def _publish_forever(self, seconds: float) -> None:
+        while True:
+            self._publish.clear()
+            if not self._claim.leaving:
+                await self.ports.directory.publish(self._lease())
+                self.observers.on_published(self.ports.clock.monotonic())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._publish.wait()
+
+    def _lease(self) -> Lease:
+        config, claim = self.state.config, self._claim
+        return Lease(
+            config.member.peer,
+            config.member.incarnation,
+            config.name,
+            config.address,
+            self.http,
+            claim.stages,
+            self.state.ballot.term,
+            self.state.coordinator is not None,
+            claim.leaving,
+            self.ports.clock.wall() + config.manifest.timing.lease_s,
+        )
+
+    async def _bury(self) -> None:
+        """The tombstone, if the directory takes it in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TOMBSTONE_S):
+                await self.ports.directory.publish(self._lease())
+
+    # ---- commands with an outcome ----
+
+    def _send_payload(self, command: SendPayload) -> None:
+        self.ports.pool.hold(command.handle)
+        self._spawn(self._deliver(command), f"send {command.header.kind} {command.header.route.microbatch}")
+
+    async def _deliver(self, command: SendPayload) -> None:
+        header = command.header
+        stage = header.route.hops[header.hop].stage
+        try:
+            await self.ports.transport.send_payload(command.peer, header, command.handle)
+        except PeerError as error:
+            self._fail(stage, header.step, header.attempt, header.route.microbatch, error, command.peer)
+        finally:
+            self.ports.pool.release(command.handle)
+
+    def _compute(self, command: Compute) -> None:
+        payload = self.ports.pool.get(command.handle) if command.handle else None
+        work = command.work
+
+        async def run() -> None:
+            try:
+                result = await self.ports.executor.compute(work, payload)
+            except PeerError as error:
+                self._fail(work.stage, work.step, work.attempt, work.microbatch, error, command.peer)
+                return
+            out = result.payload
+            handle = self.ports.pool.put(out) if out else 0
+            num_bytes = out.data.nbytes if out else 0
+            self.dispatch(ComputeDone(work, handle, num_bytes, result.loss_sum, result.tokens, result.seconds))
+
+        self._spawn(run(), f"{work.op} {work.microbatch} of stage {work.stage}")
+
+    def _fail(self, stage: int, step: int, attempt: int, microbatch: int, error: PeerError, peer: PeerId) -> None:
+        self.dispatch(CommandFailed(stage, step, attempt, microbatch, error.peer or peer, error.reason))
+
+    async def _create(self, command: CreateSeat) -> None:
+        info = await self.ports.executor.create(command.stage)
+        self._sizes[command.stage] = info.num_elements
+        self.dispatch(SeatCreated(command.stage, info.digest, info.state_bytes))
+
+    def _reduce(self, command: Reduce) -> None:
+        self._reducing[command.stage] = self._spawn(self._sum(command), f"reduce stage {command.stage}")
+
+    async def _sum(self, command: Reduce) -> None:
+        assert self._reducer, "the reducer is made before the first command"
+        began = self.ports.clock.monotonic()
+        try:
+            digest, norm = await self._reducer.run(command, self._sizes[command.stage])
+        except PeerError as error:
+            self._fail(command.stage, command.step, command.attempt, -1, error, "")
+            return
+        seconds = self.ports.clock.monotonic() - began
+        self.dispatch(Reduced(command.stage, command.step, command.attempt, digest, norm, seconds))
+
+    async def _apply(self, command: Apply) -> None:
+        began = self.ports.clock.monotonic()
+        info = await self.ports.executor.apply(command.stage, Update(command.gradient_scale, command.learning_rate))
+        seconds = self.ports.clock.monotonic() - began
+        self._forget_pieces(command.step, command.attempt)
+        self.dispatch(Applied(command.stage, command.step, command.state_id, info.digest, info.optimizer_age, seconds))
+
+    def _discard(self, command: Discard) -> None:
+        reducing = self._reducing.pop(command.stage, None)
+        if reducing:
+            reducing.cancel()
+        self._forget_pieces(command.step, command.attempt)
+        self._spawn(self.ports.executor.discard(command.stage, command.step, command.attempt), f"discard step {command.step}")
+
+    def _forget_pieces(self, step: int, attempt: int) -> None:
+        assert self._reducer, "the reducer is made before the first command"
+        self._reducer.discard(step, attempt)
+
+    def _end(self, command: Exit) -> None:
+        self.exit = command
+        self._ended.set()
+
+
+async def _wait(work: Awaitable[None]) -> None:
+    await work

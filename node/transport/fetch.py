@@ -1,0 +1,126 @@
+"""Asking a node's library, from anywhere: also without a running node of one's own.
+
+All errors are `PeerError` whose reason names the address; what arrives is verified here before it is returned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from blake3 import blake3
+from grpc import aio
+
+from node.ports import PeerError
+from node.transport import swarm_pb2, swarm_pb2_grpc
+from node.transport.channel import Plaintext, Security, peer_faults, within
+from node.transport.checks import WireError, check
+from node.transport.config import BlobRequest, Description, FetchRequest, Section
+from node.transport.library import ELEMENT_BYTES
+from node.transport.wire import from_pb, to_pb
+
+Digest = Literal["blake3", "sha256"]
+Progress = Callable[[int, int], None]
+"""(bytes so far, bytes at most)"""
+MAX_MANIFEST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """How to ask. Times in seconds."""
+
+    first_s: float = 10.0
+    """For the connection and the first answer."""
+    progress_s: float = 30.0
+    """Between two pieces."""
+    on_progress: Progress = lambda _done, _total: None
+    security: Security = field(default_factory=Plaintext)
+
+
+async def describe(address: str, asking: Asking = Asking()) -> Description:
+    """Who is there and what it holds."""
+    async with _library(address, asking) as stub:
+        pb = await within(asking.first_s, stub.Describe(swarm_pb2.DescribeRequest()))
+        return from_pb(Description, pb)
+
+
+async def fetch_manifest(address: str, digest: str, asking: Asking = Asking()) -> bytes:
+    """The canonical manifest whose sha256 is `digest`."""
+    return await fetch_blob(address, digest, MAX_MANIFEST_BYTES, "sha256", asking)
+
+
+async def fetch_blob(address: str, digest: str, max_bytes: int, verify: Digest = "blake3", asking: Asking = Asking()) -> bytes:
+    """A file of at most `max_bytes` by its digest, in memory."""
+    out = bytearray()
+    await _copy_blob(address, BlobRequest(digest, 0, max_bytes), out.extend, verify, asking)
+    return bytes(out)
+
+
+async def fetch_blob_to(
+    path: Path, address: str, digest: str, max_bytes: int, verify: Digest = "blake3", asking: Asking = Asking()
+) -> None:
+    """A file by its digest, on disk; `path` is complete or absent (a `.part` beside it while it comes)."""
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as file:
+            await _copy_blob(address, BlobRequest(digest, 0, max_bytes), file.write, verify, asking)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+async def _copy_blob(address: str, asked: BlobRequest, sink: Callable[[bytes], object], verify: Digest, asking: Asking) -> None:
+    hasher, done = (blake3() if verify == "blake3" else hashlib.sha256()), 0
+    async for chunk in _chunks(address, "Blob", asked, asking):
+        if chunk.offset != done or done + len(chunk.data) > asked.size:
+            raise PeerError("", f"{address} sent bytes that nobody asked for")
+        hasher.update(chunk.data)
+        sink(chunk.data)
+        done += len(chunk.data)
+        asking.on_progress(done, asked.size)
+    if hasher.hexdigest() != asked.digest:
+        raise PeerError("", f"what {address} sent ({done} bytes) is not {asked.digest}")
+
+
+async def fetch_range(
+    address: str, stage: int, state_id: str, section: Section, first: int, count: int, asking: Asking = Asking()
+) -> bytearray:
+    """Elements first .. first + count of the flat vector, little-endian f32, of exactly this state."""
+    asked = FetchRequest(stage, state_id, section, first, count)
+    check(asked)
+    out, total = bytearray(), count * ELEMENT_BYTES
+    async for chunk in _chunks(address, "Fetch", asked, asking):
+        if chunk.first != first + len(out) // ELEMENT_BYTES or len(out) + len(chunk.data) > total:
+            raise PeerError("", f"{address} sent elements that nobody asked for")
+        if len(chunk.data) % ELEMENT_BYTES or blake3(chunk.data).digest() != chunk.checksum:
+            raise PeerError("", f"{address} sent elements whose checksum is wrong")
+        out += chunk.data
+        asking.on_progress(len(out), total)
+    if len(out) != total:
+        raise PeerError("", f"{address} sent {len(out)} of {total} bytes of stage {stage}")
+    return out
+
+
+@asynccontextmanager
+async def _library(address: str, asking: Asking) -> AsyncIterator[Any]:
+    channel = asking.security.channel(address)
+    try:
+        with peer_faults("", f"cannot get an answer from {address}"):
+            yield swarm_pb2_grpc.LibraryStub(channel)
+    except WireError as error:
+        raise PeerError("", f"{address} answered badly: {error}") from None
+    finally:
+        await channel.close()
+
+
+async def _chunks(address: str, method: str, asked: Any, asking: Asking) -> AsyncIterator[Any]:
+    async with _library(address, asking) as stub:
+        call = getattr(stub, method)(to_pb(asked))
+        patience = asking.first_s
+        while (chunk := await within(patience, call.read())) is not aio.EOF:
+            patience = asking.progress_s
+            yield chunk

@@ -1,0 +1,153 @@
+"""Frames of the two streams as bytes.
+
+A chunk is encoded and decoded by hand, because the payload's bytes would otherwise be copied four more times
+each way. What is written is what protobuf would write (a test compares); any other form is left to protobuf.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from node.transport import swarm_pb2
+from node.transport.checks import WireError
+from node.transport.config import Hello, PayloadHead, Welcome
+from node.transport.wire import fill, fill_union, from_pb, from_union, parse, to_pb
+from protocol.messages import Message
+
+MAX_LIGHT_BYTES = 1 << 20
+MAX_HEAD_BYTES = 64 << 10
+MAX_HELLO_BYTES = 16 << 10
+MAX_CHUNK_BYTES = 4 << 20
+MAX_FRAME_BYTES = 8 << 20
+"""What gRPC itself takes; a larger one is refused before it is in memory."""
+
+_CHUNK_TAG = 3 << 3 | 2
+_POSITION_TAG = 1 << 3
+_DATA_TAG = 2 << 3 | 2
+_MAX_CHUNK_FRAME = MAX_CHUNK_BYTES + 64
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Part of a payload."""
+
+    position: int
+    data: memoryview
+
+
+def encode_hello(hello: Hello) -> bytes:
+    """First frame of either stream (the same bytes for both)."""
+    frame = swarm_pb2.LightFrame()
+    fill(frame.hello, hello)
+    return frame.SerializeToString()
+
+
+def encode_message(message: Message) -> bytes:
+    """A control message as a frame. Raises `WireError` for what no peer would accept."""
+    frame = swarm_pb2.LightFrame()
+    fill_union(frame.envelope, message)
+    data = frame.SerializeToString()
+    if len(data) > MAX_LIGHT_BYTES:
+        raise WireError("size", f"a {type(message).__name__} of {len(data)} bytes; at most {MAX_LIGHT_BYTES}")
+    return data
+
+
+def encode_head(head: PayloadHead) -> bytes:
+    """The frame in front of a payload's chunks. Raises `WireError` for what no peer would accept."""
+    frame = swarm_pb2.BulkFrame()
+    fill(frame.payload_head, head)
+    data = frame.SerializeToString()
+    if len(data) > MAX_HEAD_BYTES:
+        raise WireError("size", f"a payload header of {len(data)} bytes; at most {MAX_HEAD_BYTES}")
+    return data
+
+
+def encode_chunk(position: int, data: memoryview) -> bytes:
+    """A chunk frame; `data` is copied once. It is contiguous, of bytes, and not empty."""
+    inner = bytes([_DATA_TAG]) + _varint(len(data))
+    if position:  # proto3 leaves out what is 0
+        inner = bytes([_POSITION_TAG]) + _varint(position) + inner
+    return b"".join((bytes([_CHUNK_TAG]), _varint(len(inner) + len(data)), inner, data))
+
+
+def encode_welcome(welcome: Welcome) -> bytes:
+    """The listener's only frame."""
+    return to_pb(welcome).SerializeToString()
+
+
+def decode_welcome(data: bytes) -> Welcome:
+    """The listener's only frame."""
+    return from_pb(Welcome, parse(swarm_pb2.Welcome, data, MAX_HELLO_BYTES))
+
+
+def decode_hello(data: bytes) -> Hello:
+    """First frame of either stream."""
+    frame = parse(swarm_pb2.LightFrame, data, MAX_HELLO_BYTES)
+    if frame.WhichOneof("kind") != "hello":
+        raise WireError("order", "a stream begins with a Hello")
+    return from_pb(Hello, frame.hello)
+
+
+def decode_message(data: bytes) -> Message:
+    """A later frame of the light stream."""
+    frame = parse(swarm_pb2.LightFrame, data, MAX_LIGHT_BYTES)
+    if frame.WhichOneof("kind") != "envelope":
+        raise WireError("order", "after the Hello only envelopes may follow on this stream")
+    message: Message = from_union(Message, frame.envelope)
+    return message
+
+
+def decode_bulk(data: bytes) -> PayloadHead | Chunk:
+    """A later frame of the bulk stream."""
+    chunk = _quick_chunk(data)
+    if chunk is not None:
+        return chunk
+    is_chunk = data[:1] == bytes([_CHUNK_TAG])
+    frame: Any = parse(swarm_pb2.BulkFrame, data, _MAX_CHUNK_FRAME if is_chunk else MAX_HEAD_BYTES)
+    which = frame.WhichOneof("kind")
+    if which == "chunk":
+        return Chunk(frame.chunk.position, memoryview(frame.chunk.data))
+    if which == "payload_head":
+        return from_pb(PayloadHead, frame.payload_head)
+    raise WireError("order", "after the Hello only payload heads and chunks may follow on this stream")
+
+
+def _quick_chunk(data: bytes) -> Chunk | None:
+    """The chunk in a frame that is encoded as `encode_chunk` does it; None for any other bytes."""
+    size = len(data)
+    if not 4 < size <= _MAX_CHUNK_FRAME or data[0] != _CHUNK_TAG:
+        return None
+    length, at = _read_varint(data, 1)
+    if at + length != size:
+        return None
+    position = 0
+    if data[at] == _POSITION_TAG:
+        position, at = _read_varint(data, at + 1)
+    if at >= size or data[at] != _DATA_TAG:
+        return None
+    length, at = _read_varint(data, at + 1)
+    return Chunk(position, memoryview(data)[at:]) if at + length == size else None
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """(value, index behind it); the index is beyond the data where no varint of at most 9 bytes is whole."""
+    value = 0
+    for shift in range(0, 63, 7):
+        if at >= len(data):
+            break
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    return 0, len(data) + 1

@@ -1,0 +1,190 @@
+"""The receiving side of both streams: greets, checks, puts together, hands over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import grpc
+
+from node.ports import UnusableError
+from node.transport.assembly import Assembly, Budget
+from node.transport.channel import Context, within
+from node.transport.checks import FaultCode, WireError
+from node.transport.config import Hello, Lane, Welcome, kind_of, split_address
+from node.transport.frames import Chunk, decode_bulk, decode_hello, decode_message, encode_welcome
+from node.transport.stream import Surroundings
+from protocol.ids import PeerId
+from protocol.messages import Heartbeat
+
+log = logging.getLogger(__name__)
+
+Learn = Callable[[PeerId, int, str], None]
+"""(peer, incarnation, address): a peer told where its own server is."""
+_STATUS: dict[FaultCode, grpc.StatusCode] = {
+    "version": grpc.StatusCode.FAILED_PRECONDITION,
+    "run": grpc.StatusCode.FAILED_PRECONDITION,
+    "peer": grpc.StatusCode.FAILED_PRECONDITION,
+    "stale": grpc.StatusCode.FAILED_PRECONDITION,
+    "memory": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "stalled": grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+
+
+class Inbound:
+    """Handlers of the `Streams` service. A peer has at most one stream of each kind; a newer one replaces it.
+
+    A fault of the other side ends its stream with a sentence and is counted as `refused_CODE`. Anything else that a
+    handler raises is our defect and goes to `on_defect`.
+    """
+
+    def __init__(self, around: Surroundings, learn: Learn, on_defect: Callable[[Exception], None]) -> None:
+        self.budget = Budget(around.config.max_assembly_bytes)
+        self._around = around
+        self._learn = learn
+        self._on_defect = on_defect
+        self._streams: dict[tuple[PeerId, Lane], tuple[int, asyncio.Task[object] | None]] = {}
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """For `Server.add_generic_rpc_handlers`; frames stay bytes, so that sizes are checked before parsing."""
+        return grpc.method_handlers_generic_handler(
+            "regrow.v1.Streams",
+            {
+                "Light": grpc.stream_stream_rpc_method_handler(self._guarded("light", self._light)),
+                "Bulk": grpc.stream_stream_rpc_method_handler(self._guarded("bulk", self._bulk)),
+            },
+        )
+
+    def close(self) -> None:
+        """End all streams from others."""
+        for _, task in self._streams.values():
+            if task is not None:
+                task.cancel()
+
+    def _guarded(
+        self, lane: Lane, body: Callable[[Hello, Context], Awaitable[None]]
+    ) -> Callable[[object, Context], Awaitable[None]]:
+        async def handler(_requests: object, context: Context) -> None:
+            try:
+                async with self._greeted(lane, context) as hello:
+                    await body(hello, context)
+            except WireError as fault:
+                self._around.arrivals.counts[f"refused_{fault.code}"] += 1
+                log.warning("closed a %s stream from %s: %s", lane, context.peer(), fault)
+                await context.abort(_STATUS.get(fault.code, grpc.StatusCode.INVALID_ARGUMENT), str(fault))
+            except Exception as defect:
+                self._on_defect(defect)
+                raise
+
+        return handler
+
+    @asynccontextmanager
+    async def _greeted(self, lane: Lane, context: Context) -> AsyncIterator[Hello]:
+        """Reads the Hello, answers it, and registers the stream while the block runs."""
+        data = await _read(context, self._around.config.dial_s, "no Hello")
+        if data is None:
+            raise WireError("order", "a stream begins with a Hello")
+        hello = decode_hello(data)
+        self._admit(hello, context)
+        key, me = (hello.peer, lane), (hello.incarnation, asyncio.current_task())
+        self._replace(key, me)
+        try:
+            await context.write(encode_welcome(self._welcome()))
+            self._heard(hello, len(data))
+            yield hello
+        finally:
+            if self._streams.get(key) is me:
+                del self._streams[key]
+
+    def _admit(self, hello: Hello, context: Context) -> None:
+        """Raises `WireError` with a sentence for the person at the other end."""
+        config = self._around.config
+        if hello.protocol_version != config.protocol_version:
+            raise WireError(
+                "version",
+                f"this run speaks protocol version {config.protocol_version}, you speak {hello.protocol_version}:"
+                " install the version of regrow that the run was started with",
+            )
+        if hello.run_id != config.run_id:
+            raise WireError("run", f"this node belongs to run {config.run_id}, not to {hello.run_id[:64]}")
+        if hello.to != config.peer:
+            raise WireError("peer", f"peer {hello.to[-8:]} is not here: this is {config.peer[-8:]}")
+        proven = self._around.security.peer_of(context)
+        if not hello.peer or hello.peer == config.peer or proven not in (None, hello.peer):
+            raise WireError("peer", f"this connection is not that of peer {hello.peer[-8:]}")
+        if hello.address:
+            try:
+                split_address(hello.address, "address")
+            except UnusableError as error:
+                raise WireError("value", f"Hello.{error}") from None
+
+    def _replace(self, key: tuple[PeerId, Lane], me: tuple[int, asyncio.Task[object] | None]) -> None:
+        known = self._streams.get(key)
+        if known is None and len(self._streams) >= 2 * self._around.config.max_peers:
+            raise WireError("memory", f"{len(self._streams)} streams are open here already")
+        if known is not None:
+            incarnation, task = known
+            if incarnation > me[0]:
+                raise WireError("stale", f"incarnation {incarnation} of this peer is here already, {me[0]} is older")
+            if task is not None:
+                task.cancel()
+        self._streams[key] = me
+
+    def _welcome(self) -> Welcome:
+        return Welcome(self._around.config.peer, self._around.config.incarnation)
+
+    def _heard(self, hello: Hello, num_bytes: int) -> None:
+        self._around.arrivals.note(hello.peer)
+        self._around.hooks.on_bytes("control", "in", num_bytes)
+        self._learn(hello.peer, hello.incarnation, hello.address)
+
+    async def _light(self, hello: Hello, context: Context) -> None:
+        arrivals, count = self._around.arrivals, self._around.hooks.on_bytes
+        while (data := await _read(context, None)) is not None:
+            arrivals.note(hello.peer)
+            message = decode_message(data)
+            count("heartbeat" if isinstance(message, Heartbeat) else "control", "in", len(data))
+            arrivals.message(hello.peer, hello.incarnation, message)
+
+    async def _bulk(self, hello: Hello, context: Context) -> None:
+        assembly = Assembly(self.budget, self._around.config.max_payload_bytes)
+        try:
+            while True:
+                patience = self._around.config.progress_s if assembly.head else None
+                data = await _read(context, patience, "no chunk")
+                if data is None:
+                    return
+                self._around.arrivals.note(hello.peer)
+                await self._take(assembly, hello.peer, data)
+        finally:
+            assembly.drop()
+
+    async def _take(self, assembly: Assembly, peer: PeerId, data: bytes) -> None:
+        """One frame of a bulk stream."""
+        hooks, part = self._around.hooks, decode_bulk(data)
+        whole = None
+        if isinstance(part, Chunk):
+            whole = assembly.add(part.position, part.data)
+        else:
+            assembly.begin(part)
+        head = whole[0] if whole else assembly.head
+        assert head is not None, "a chunk was taken without a head"
+        hooks.on_bytes(kind_of(head.header), "in", len(data))
+        if whole:
+            self._around.arrivals.payload(peer, head.header, whole[1])
+        if hooks.pace is not None:
+            await hooks.pace(len(data))
+
+
+async def _read(context: Context, patience_s: float | None, missing: str = "") -> bytes | None:
+    """The next frame; None where the other side has finished. Raises `WireError` when patience ends."""
+    try:
+        if patience_s is None:
+            data = await context.read()
+        else:
+            data = await within(patience_s, context.read())
+    except TimeoutError:
+        raise WireError("stalled", f"{missing} came for {patience_s:g} s") from None
+    return data if isinstance(data, bytes) else None

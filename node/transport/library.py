@@ -1,0 +1,100 @@
+"""What a node serves to anybody who asks: who it is, files by digest, elements of its stages' state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+from blake3 import blake3
+
+from node.transport import swarm_pb2, swarm_pb2_grpc
+from node.transport.channel import Context, within
+from node.transport.checks import WireError
+from node.transport.config import BlobRequest, Description, FetchRequest, Kind, Library
+from node.transport.stream import Surroundings
+from node.transport.wire import from_pb, to_pb
+
+PIECE_BYTES = 1 << 20
+ELEMENT_BYTES = 4
+
+
+class LibraryService(swarm_pb2_grpc.LibraryServicer):
+    """The `Library` service. Reads piece by piece, so that a request costs one piece of memory, whatever its size."""
+
+    def __init__(self, around: Surroundings, library: Library) -> None:
+        self._around = around
+        self._library = library
+        self._num_serving = 0
+
+    async def Describe(self, _request: Any, _context: Context) -> Any:
+        """Who this is and what it holds."""
+        config = self._around.config
+        return to_pb(Description(config.run_id, config.peer, config.incarnation, config.protocol_version, self._library.held()))
+
+    async def Blob(self, request: Any, context: Context) -> None:
+        """A file, piece by piece; ends early where the file does."""
+        try:
+            with self._slot():
+                await self._blob(from_pb(BlobRequest, request), context)
+        except WireError as fault:
+            await self._refuse(fault, context)
+
+    async def _blob(self, asked: BlobRequest, context: Context) -> None:
+        offset, end = max(asked.offset, 0), asked.offset + asked.size
+        while offset < end:
+            size = min(PIECE_BYTES, end - offset)
+            data = await self._library.blobs(asked.digest, offset, size)
+            if data is None:
+                raise WireError("value", f"this node does not have {asked.digest[:64]}")
+            if not data:
+                return
+            assert len(data) <= size, f"asked the reader for {size} bytes and got {len(data)}"
+            await self._write("blob", swarm_pb2.BlobChunk(offset=offset, data=data), context)
+            offset += len(data)
+
+    async def Fetch(self, request: Any, context: Context) -> None:
+        """Elements of a flat vector, piece by piece, each with its checksum."""
+        try:
+            with self._slot():
+                await self._fetch(from_pb(FetchRequest, request), context)
+        except WireError as fault:
+            await self._refuse(fault, context)
+
+    async def _fetch(self, asked: FetchRequest, context: Context) -> None:
+        first, end = max(asked.first, 0), asked.first + asked.count
+        while first < end:
+            count = min(PIECE_BYTES // ELEMENT_BYTES, end - first)
+            piece = FetchRequest(asked.stage, asked.state_id, asked.section, first, count)
+            data = await self._library.ranges(piece)
+            if data is None:
+                raise WireError("stale", f"this node does not hold stage {asked.stage} at {asked.state_id[:32]}")
+            assert data.nbytes == count * ELEMENT_BYTES, f"asked for {count} elements, got {data.nbytes} bytes"
+            raw = bytes(data)
+            chunk = swarm_pb2.RangeChunk(first=first, data=raw, checksum=blake3(raw).digest())
+            await self._write("fetch", chunk, context)
+            first += count
+
+    async def _write(self, kind: Kind, chunk: Any, context: Context) -> None:
+        try:
+            await within(self._around.config.progress_s, context.write(chunk))
+        except TimeoutError:
+            raise WireError("stalled", "nobody reads what was asked for") from None
+        self._around.hooks.on_bytes(kind, "out", len(chunk.data))
+
+    @contextmanager
+    def _slot(self) -> Iterator[None]:
+        if self._num_serving >= self._around.config.max_serves:
+            raise WireError("memory", f"busy: {self._num_serving} others are being served; try again or ask another peer")
+        self._num_serving += 1
+        try:
+            yield
+        finally:
+            self._num_serving -= 1
+
+    async def _refuse(self, fault: WireError, context: Context) -> None:
+        self._around.arrivals.counts[f"refused_{fault.code}"] += 1
+        missing = fault.code in ("value", "stale")
+        code = grpc.StatusCode.NOT_FOUND if missing else grpc.StatusCode.RESOURCE_EXHAUSTED
+        await context.abort(code, str(fault))

@@ -1,0 +1,147 @@
+"""An open stream to another peer: dialed, welcomed, written to, and watched until it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from grpc import aio
+
+from node.ports import PeerError
+from node.transport.arrivals import Arrivals
+from node.transport.channel import REFUSALS, Security, sentence_of, within
+from node.transport.checks import WireError
+from node.transport.config import Hello, Hooks, Lane, TransportConfig
+from node.transport.frames import decode_welcome, encode_hello
+from protocol.ids import PeerId
+
+METHODS: dict[Lane, str] = {"light": "/regrow.v1.Streams/Light", "bulk": "/regrow.v1.Streams/Bulk"}
+
+RawCall = aio.StreamStreamCall[bytes, bytes]
+
+
+class RefusedError(PeerError):
+    """The peer is there and does not want our streams; `reason` is its sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all streams of one node share. `group` owns every task."""
+
+    config: TransportConfig
+    group: asyncio.TaskGroup
+    rng: Random
+    hooks: Hooks
+    security: Security
+    arrivals: Arrivals
+    announced: str
+    """HOST:PORT for other peers; '' where none is known to be reachable."""
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """A task of the node's group that `tasks_done` waits for."""
+        task = self.group.create_task(coroutine, name=name)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    async def tasks_done(self) -> None:
+        """Wait for all tasks of the streams."""
+        while self.tasks:
+            await asyncio.wait(set(self.tasks))
+
+    def cancel_tasks(self) -> None:
+        """End what is left of them."""
+        for task in self.tasks:
+            task.cancel()
+
+
+class Stream:
+    """Writes frames; knows why it ended. Its watcher, a task of the node's group, frees the connection."""
+
+    def __init__(self, peer: PeerId, channel: aio.Channel, call: RawCall, progress_s: float) -> None:
+        self.ended: str | None = None
+        self._peer = peer
+        self._channel = channel
+        self._call = call
+        self._progress_s = progress_s
+
+    async def write(self, frame: bytes) -> None:
+        """Returns when gRPC took the frame. Raises `PeerError`; the stream is over then."""
+        try:
+            if self.ended is None:
+                await within(self._progress_s, self._call.write(frame))
+        except TimeoutError:
+            self.close(f"took no bytes for {self._progress_s:g} s")
+        except (aio.AioRpcError, asyncio.InvalidStateError):
+            await self._wait_for_status()
+        except asyncio.CancelledError:
+            # gRPC raises this for a cancelled call, too, where nobody has cancelled the task.
+            task = asyncio.current_task()
+            if self.ended is None or task is None or task.cancelling():
+                self.close("the sender gave up")
+                raise
+        if self.ended is not None:
+            raise PeerError(self._peer, self.ended)
+
+    async def watch(self, on_end: Callable[[], None]) -> None:
+        """Waits for the end, whoever causes it, and frees the connection."""
+        try:
+            await self._wait_for_status()
+        finally:
+            self.close("closed")
+            on_end()
+            await self._channel.close()
+
+    def close(self, reason: str) -> None:
+        """End it, if it has not ended; a write in progress raises `PeerError`."""
+        if self.ended is None:
+            self.ended = reason
+        self._call.cancel()
+
+    async def _wait_for_status(self) -> None:
+        code, details = await self._call.code(), await self._call.details()
+        if self.ended is None:
+            self.ended = "the stream broke: " + sentence_of(code, details)
+
+
+async def dial(around: Surroundings, lane: Lane, peer: PeerId, address: str) -> Stream:
+    """A welcomed stream, watched by nobody yet. Raises `RefusedError` and other `PeerError`."""
+    config = around.config
+    channel = around.security.channel(address)
+    stream: Stream | None = None
+    try:
+        hello = Hello(config.protocol_version, config.run_id, config.peer, config.incarnation, around.announced, peer)
+        call: RawCall = channel.stream_stream(METHODS[lane])()
+        welcome = await within(config.dial_s, _greet(call, encode_hello(hello)))
+        if welcome is not None and decode_welcome(welcome).peer == peer:
+            around.arrivals.note(peer)
+            stream = Stream(peer, channel, call, config.progress_s)
+            return stream
+        raise PeerError(peer, f"{address} did not answer as this peer")
+    except aio.AioRpcError as error:
+        sentence = sentence_of(error.code(), error.details())
+        refused = error.code() in REFUSALS
+        raise (RefusedError if refused else PeerError)(
+            peer, sentence if refused else f"cannot reach {address}: {sentence}"
+        ) from None
+    except TimeoutError:
+        raise PeerError(peer, f"cannot reach {address}: no answer within {config.dial_s:g} s") from None
+    except (WireError, asyncio.InvalidStateError) as error:
+        raise PeerError(peer, f"{address} does not speak our protocol: {error}") from None
+    finally:
+        if stream is None:
+            await channel.close()
+
+
+async def _greet(call: RawCall, hello: bytes) -> bytes | None:
+    try:
+        await call.write(hello)
+    except asyncio.InvalidStateError:
+        code, details = await call.code(), await call.details()
+        raise aio.AioRpcError(code, aio.Metadata(), aio.Metadata(), details or "") from None
+    answer = await call.read()
+    return answer if isinstance(answer, bytes) else None

@@ -1,0 +1,635 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class LightFrame(_message.Message):
+    __slots__ = ("hello", "envelope")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    envelope: Envelope
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., envelope: _Optional[_Union[Envelope, _Mapping]] = ...) -> None: ...
+
+class BulkFrame(_message.Message):
+    __slots__ = ("hello", "payload_head", "chunk")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_HEAD_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    payload_head: PayloadHead
+    chunk: Chunk
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., payload_head: _Optional[_Union[PayloadHead, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol_version", "run_id", "peer", "incarnation", "address", "to")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    run_id: str
+    peer: str
+    incarnation: int
+    address: str
+    to: str
+    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[str] = ..., peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., to: _Optional[str] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("peer", "incarnation")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    incarnation: int
+    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class PayloadHead(_message.Message):
+    __slots__ = ("header", "codec", "shape", "num_bytes")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    header: Header
+    codec: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    num_bytes: int
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., codec: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("position", "data")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    data: bytes
+    def __init__(self, position: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class Integers(_message.Message):
+    __slots__ = ("values",)
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, values: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Description(_message.Message):
+    __slots__ = ("run_id", "peer", "incarnation", "protocol_version", "stages")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    peer: str
+    incarnation: int
+    protocol_version: int
+    stages: _containers.RepeatedCompositeFieldContainer[HeldStage]
+    def __init__(self, run_id: _Optional[str] = ..., peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., protocol_version: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[HeldStage, _Mapping]]] = ...) -> None: ...
+
+class HeldStage(_message.Message):
+    __slots__ = ("stage", "state_id", "step", "num_elements")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    STATE_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    NUM_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    state_id: str
+    step: int
+    num_elements: int
+    def __init__(self, stage: _Optional[int] = ..., state_id: _Optional[str] = ..., step: _Optional[int] = ..., num_elements: _Optional[int] = ...) -> None: ...
+
+class BlobRequest(_message.Message):
+    __slots__ = ("digest", "offset", "size")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    offset: int
+    size: int
+    def __init__(self, digest: _Optional[str] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
+
+class BlobChunk(_message.Message):
+    __slots__ = ("offset", "data")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    data: bytes
+    def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("stage", "state_id", "section", "first", "count")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    STATE_ID_FIELD_NUMBER: _ClassVar[int]
+    SECTION_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    state_id: str
+    section: str
+    first: int
+    count: int
+    def __init__(self, stage: _Optional[int] = ..., state_id: _Optional[str] = ..., section: _Optional[str] = ..., first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class RangeChunk(_message.Message):
+    __slots__ = ("first", "data", "checksum")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    data: bytes
+    checksum: bytes
+    def __init__(self, first: _Optional[int] = ..., data: _Optional[bytes] = ..., checksum: _Optional[bytes] = ...) -> None: ...
+
+class Envelope(_message.Message):
+    __slots__ = ("heartbeat", "wish", "goodbye", "suspect", "records_wanted", "reduce_ready", "reduced_report", "stalled", "applied_report", "evaluated", "held", "propose", "decide", "open_step", "start_reduce", "void_step", "probe", "open_evaluation", "standing", "order")
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    WISH_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    SUSPECT_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_WANTED_FIELD_NUMBER: _ClassVar[int]
+    REDUCE_READY_FIELD_NUMBER: _ClassVar[int]
+    REDUCED_REPORT_FIELD_NUMBER: _ClassVar[int]
+    STALLED_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_REPORT_FIELD_NUMBER: _ClassVar[int]
+    EVALUATED_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    PROPOSE_FIELD_NUMBER: _ClassVar[int]
+    DECIDE_FIELD_NUMBER: _ClassVar[int]
+    OPEN_STEP_FIELD_NUMBER: _ClassVar[int]
+    START_REDUCE_FIELD_NUMBER: _ClassVar[int]
+    VOID_STEP_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
+    OPEN_EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    heartbeat: Heartbeat
+    wish: Wish
+    goodbye: Goodbye
+    suspect: Suspect
+    records_wanted: RecordsWanted
+    reduce_ready: ReduceReady
+    reduced_report: ReducedReport
+    stalled: Stalled
+    applied_report: AppliedReport
+    evaluated: Evaluated
+    held: Held
+    propose: Propose
+    decide: Decide
+    open_step: OpenStep
+    start_reduce: StartReduce
+    void_step: VoidStep
+    probe: Probe
+    open_evaluation: OpenEvaluation
+    standing: Standing
+    order: Order
+    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., wish: _Optional[_Union[Wish, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., records_wanted: _Optional[_Union[RecordsWanted, _Mapping]] = ..., reduce_ready: _Optional[_Union[ReduceReady, _Mapping]] = ..., reduced_report: _Optional[_Union[ReducedReport, _Mapping]] = ..., stalled: _Optional[_Union[Stalled, _Mapping]] = ..., applied_report: _Optional[_Union[AppliedReport, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., open_step: _Optional[_Union[OpenStep, _Mapping]] = ..., start_reduce: _Optional[_Union[StartReduce, _Mapping]] = ..., void_step: _Optional[_Union[VoidStep, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., open_evaluation: _Optional[_Union[OpenEvaluation, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., order: _Optional[_Union[Order, _Mapping]] = ...) -> None: ...
+
+class Header(_message.Message):
+    __slots__ = ("pipe_header", "reduce_header")
+    PIPE_HEADER_FIELD_NUMBER: _ClassVar[int]
+    REDUCE_HEADER_FIELD_NUMBER: _ClassVar[int]
+    pipe_header: PipeHeader
+    reduce_header: ReduceHeader
+    def __init__(self, pipe_header: _Optional[_Union[PipeHeader, _Mapping]] = ..., reduce_header: _Optional[_Union[ReduceHeader, _Mapping]] = ...) -> None: ...
+
+class Record(_message.Message):
+    __slots__ = ("commit", "roster")
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    ROSTER_FIELD_NUMBER: _ClassVar[int]
+    commit: Commit
+    roster: Roster
+    def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ...) -> None: ...
+
+class Member(_message.Message):
+    __slots__ = ("peer", "incarnation")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    incarnation: int
+    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class Ballot(_message.Message):
+    __slots__ = ("term", "peer")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    peer: str
+    def __init__(self, term: _Optional[int] = ..., peer: _Optional[str] = ...) -> None: ...
+
+class NO_BALLOT(_message.Message):
+    __slots__ = ("term", "peer")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    peer: str
+    def __init__(self, term: _Optional[int] = ..., peer: _Optional[str] = ...) -> None: ...
+
+class StageResult(_message.Message):
+    __slots__ = ("stage", "digest", "squared_norm", "contributors")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SQUARED_NORM_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    digest: str
+    squared_norm: float
+    contributors: str
+    def __init__(self, stage: _Optional[int] = ..., digest: _Optional[str] = ..., squared_norm: _Optional[float] = ..., contributors: _Optional[str] = ...) -> None: ...
+
+class Share(_message.Message):
+    __slots__ = ("stage", "member", "microbatches")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    member: Member
+    microbatches: str
+    def __init__(self, stage: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., microbatches: _Optional[str] = ...) -> None: ...
+
+class Commit(_message.Message):
+    __slots__ = ("parent", "step", "attempt", "results", "loss_sum", "tokens")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    parent: str
+    step: int
+    attempt: int
+    results: _containers.RepeatedCompositeFieldContainer[StageResult]
+    loss_sum: float
+    tokens: int
+    def __init__(self, parent: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., results: _Optional[_Iterable[_Union[StageResult, _Mapping]]] = ..., loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class Seating(_message.Message):
+    __slots__ = ("stage", "member", "role", "generation")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    member: Member
+    role: str
+    generation: int
+    def __init__(self, stage: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., role: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class Roster(_message.Message):
+    __slots__ = ("parent", "step", "joins", "leaves", "voters")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    JOINS_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
+    VOTERS_FIELD_NUMBER: _ClassVar[int]
+    parent: str
+    step: int
+    joins: _containers.RepeatedCompositeFieldContainer[Seating]
+    leaves: _containers.RepeatedCompositeFieldContainer[Seating]
+    voters: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, parent: _Optional[str] = ..., step: _Optional[int] = ..., joins: _Optional[_Iterable[_Union[Seating, _Mapping]]] = ..., leaves: _Optional[_Iterable[_Union[Seating, _Mapping]]] = ..., voters: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+
+class Contact(_message.Message):
+    __slots__ = ("peer", "address")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    address: str
+    def __init__(self, peer: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
+class Hop(_message.Message):
+    __slots__ = ("stage", "peer")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    peer: str
+    def __init__(self, stage: _Optional[int] = ..., peer: _Optional[str] = ...) -> None: ...
+
+class Route(_message.Message):
+    __slots__ = ("microbatch", "hops")
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    HOPS_FIELD_NUMBER: _ClassVar[int]
+    microbatch: int
+    hops: _containers.RepeatedCompositeFieldContainer[Hop]
+    def __init__(self, microbatch: _Optional[int] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("incarnation", "ballot", "head", "step", "attempt")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    ballot: Ballot
+    head: str
+    step: int
+    attempt: int
+    def __init__(self, incarnation: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., head: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class Wish(_message.Message):
+    __slots__ = ("member", "stage", "name", "address", "memory_bytes")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    member: Member
+    stage: int
+    name: str
+    address: str
+    memory_bytes: int
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., stage: _Optional[int] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+
+class Goodbye(_message.Message):
+    __slots__ = ("member", "reason")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    member: Member
+    reason: str
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Suspect(_message.Message):
+    __slots__ = ("member", "reason")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    member: Member
+    reason: str
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RecordsWanted(_message.Message):
+    __slots__ = ("head",)
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    head: str
+    def __init__(self, head: _Optional[str] = ...) -> None: ...
+
+class ReduceReady(_message.Message):
+    __slots__ = ("ballot", "step", "attempt", "stage", "microbatches", "loss_sum", "tokens", "seconds_per_microbatch")
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_PER_MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    ballot: Ballot
+    step: int
+    attempt: int
+    stage: int
+    microbatches: str
+    loss_sum: float
+    tokens: int
+    seconds_per_microbatch: float
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., stage: _Optional[int] = ..., microbatches: _Optional[str] = ..., loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ..., seconds_per_microbatch: _Optional[float] = ...) -> None: ...
+
+class ReducedReport(_message.Message):
+    __slots__ = ("ballot", "step", "attempt", "stage", "digest", "squared_norm")
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SQUARED_NORM_FIELD_NUMBER: _ClassVar[int]
+    ballot: Ballot
+    step: int
+    attempt: int
+    stage: int
+    digest: str
+    squared_norm: float
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., stage: _Optional[int] = ..., digest: _Optional[str] = ..., squared_norm: _Optional[float] = ...) -> None: ...
+
+class Stalled(_message.Message):
+    __slots__ = ("ballot", "step", "attempt", "microbatch", "peer", "reason")
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ballot: Ballot
+    step: int
+    attempt: int
+    microbatch: int
+    peer: str
+    reason: str
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., microbatch: _Optional[int] = ..., peer: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class AppliedReport(_message.Message):
+    __slots__ = ("ballot", "stage", "step", "state_id", "digest")
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STATE_ID_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ballot: Ballot
+    stage: int
+    step: int
+    state_id: str
+    digest: str
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., stage: _Optional[int] = ..., step: _Optional[int] = ..., state_id: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class Evaluated(_message.Message):
+    __slots__ = ("ballot", "parent", "microbatch", "loss_sum", "tokens")
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ballot: Ballot
+    parent: str
+    microbatch: int
+    loss_sum: float
+    tokens: int
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., parent: _Optional[str] = ..., microbatch: _Optional[int] = ..., loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class Held(_message.Message):
+    __slots__ = ("ballot", "record")
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    ballot: Ballot
+    record: str
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., record: _Optional[str] = ...) -> None: ...
+
+class Propose(_message.Message):
+    __slots__ = ("ballot", "record", "shares")
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    ballot: Ballot
+    record: Record
+    shares: _containers.RepeatedCompositeFieldContainer[Share]
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ...) -> None: ...
+
+class Decide(_message.Message):
+    __slots__ = ("ballot", "record", "shares")
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    ballot: Ballot
+    record: Record
+    shares: _containers.RepeatedCompositeFieldContainer[Share]
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ...) -> None: ...
+
+class SeatWork(_message.Message):
+    __slots__ = ("stage", "role", "generation", "microbatches")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    role: str
+    generation: int
+    microbatches: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, stage: _Optional[int] = ..., role: _Optional[str] = ..., generation: _Optional[int] = ..., microbatches: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class OpenStep(_message.Message):
+    __slots__ = ("ballot", "step", "attempt", "parent", "seats", "routes", "contacts", "watch")
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    SEATS_FIELD_NUMBER: _ClassVar[int]
+    ROUTES_FIELD_NUMBER: _ClassVar[int]
+    CONTACTS_FIELD_NUMBER: _ClassVar[int]
+    WATCH_FIELD_NUMBER: _ClassVar[int]
+    ballot: Ballot
+    step: int
+    attempt: int
+    parent: str
+    seats: _containers.RepeatedCompositeFieldContainer[SeatWork]
+    routes: _containers.RepeatedCompositeFieldContainer[Route]
+    contacts: _containers.RepeatedCompositeFieldContainer[Contact]
+    watch: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., parent: _Optional[str] = ..., seats: _Optional[_Iterable[_Union[SeatWork, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., contacts: _Optional[_Iterable[_Union[Contact, _Mapping]]] = ..., watch: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ReduceMember(_message.Message):
+    __slots__ = ("member", "role", "microbatches", "address")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    member: Member
+    role: str
+    microbatches: str
+    address: str
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., role: _Optional[str] = ..., microbatches: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
+class StartReduce(_message.Message):
+    __slots__ = ("ballot", "step", "attempt", "stage", "members")
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    ballot: Ballot
+    step: int
+    attempt: int
+    stage: int
+    members: _containers.RepeatedCompositeFieldContainer[ReduceMember]
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., stage: _Optional[int] = ..., members: _Optional[_Iterable[_Union[ReduceMember, _Mapping]]] = ...) -> None: ...
+
+class VoidStep(_message.Message):
+    __slots__ = ("ballot", "step", "attempt", "reason")
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ballot: Ballot
+    step: int
+    attempt: int
+    reason: str
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Probe(_message.Message):
+    __slots__ = ("ballot", "member", "address")
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ballot: Ballot
+    member: Member
+    address: str
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., address: _Optional[str] = ...) -> None: ...
+
+class OpenEvaluation(_message.Message):
+    __slots__ = ("ballot", "parent", "step", "routes", "contacts")
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ROUTES_FIELD_NUMBER: _ClassVar[int]
+    CONTACTS_FIELD_NUMBER: _ClassVar[int]
+    ballot: Ballot
+    parent: str
+    step: int
+    routes: _containers.RepeatedCompositeFieldContainer[Route]
+    contacts: _containers.RepeatedCompositeFieldContainer[Contact]
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., parent: _Optional[str] = ..., step: _Optional[int] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., contacts: _Optional[_Iterable[_Union[Contact, _Mapping]]] = ...) -> None: ...
+
+class Standing(_message.Message):
+    __slots__ = ("ballot", "phase", "sentence", "step", "validation_step", "validation_loss")
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    VALIDATION_STEP_FIELD_NUMBER: _ClassVar[int]
+    VALIDATION_LOSS_FIELD_NUMBER: _ClassVar[int]
+    ballot: Ballot
+    phase: str
+    sentence: str
+    step: int
+    validation_step: int
+    validation_loss: float
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., phase: _Optional[str] = ..., sentence: _Optional[str] = ..., step: _Optional[int] = ..., validation_step: _Optional[int] = ..., validation_loss: _Optional[float] = ...) -> None: ...
+
+class Order(_message.Message):
+    __slots__ = ("action", "serial", "signature")
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    action: str
+    serial: int
+    signature: str
+    def __init__(self, action: _Optional[str] = ..., serial: _Optional[int] = ..., signature: _Optional[str] = ...) -> None: ...
+
+class PipeHeader(_message.Message):
+    __slots__ = ("ballot", "step", "attempt", "parent", "kind", "hop", "route", "accumulate_at")
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    HOP_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
+    ACCUMULATE_AT_FIELD_NUMBER: _ClassVar[int]
+    ballot: Ballot
+    step: int
+    attempt: int
+    parent: str
+    kind: str
+    hop: int
+    route: Route
+    accumulate_at: Integers
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., parent: _Optional[str] = ..., kind: _Optional[str] = ..., hop: _Optional[int] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., accumulate_at: _Optional[_Union[Integers, _Mapping]] = ...) -> None: ...
+
+class ReduceHeader(_message.Message):
+    __slots__ = ("ballot", "step", "attempt", "stage", "kind", "first", "count")
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    ballot: Ballot
+    step: int
+    attempt: int
+    stage: int
+    kind: str
+    first: int
+    count: int
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., stage: _Optional[int] = ..., kind: _Optional[str] = ..., first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,320 @@
+"""The directory over hivemind's `DHTNode`, in this process and on this event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from node.directory.daemon import BAD_USE, CANNOT_REACH, Daemon, DaemonConfig
+from node.directory.entrance import Entrance
+from node.directory.library import DHTID, attach, create_node, end_tasks, owning, p2pd_path
+from node.directory.validator import LeaseValidator, peer_of
+from node.identity import Identity
+from node.leases import MAX_STAGES, all_keys, following, from_record, keys_of, newest, to_record
+from node.ports import Lease, UnusableError
+from protocol.addresses import Multiaddress, check_announce, parse_multiaddress
+
+MAX_REMEMBERED = 64
+MAX_DEATHS = 3
+DEATH_WINDOW_S = 60.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryConfig:
+    """What a node needs to take part. Addresses are multiaddresses over TCP."""
+
+    run_digest: str
+    """Digest of the manifest: each run has its own records."""
+    identity: Identity
+    runtime_dir: Path
+    """Where p2pd's control socket lies (the state directory)."""
+    listen: str = "/ip4/127.0.0.1/tcp/0"
+    announce: tuple[str, ...] = ()
+    """How others reach this node, where that is not where it listens."""
+    initial_peers: tuple[str, ...] = ()
+    """Peers that are in already, with /p2p/PEER; empty for the first one."""
+    num_stages: int = MAX_STAGES
+    """Stages of the run incl. the embedding stage; the default works before the manifest is known, and is slower."""
+    start_timeout_s: float = 90.0
+    bootstrap_timeout_s: float = 90.0
+    call_timeout_s: float = 10.0
+    on_daemon_death: Callable[[str], None] | None = None
+    """Told when p2pd dies by itself; it is restarted all the same."""
+    wall: Callable[[], float] = time.time
+
+
+class HivemindDirectory:
+    """See `node.ports.Directory`. Counts: `failed_stores`, `failed_gets`, `malformed`, `daemon_deaths`.
+
+    The only task that outlives a call is the restart of a dead p2pd; it belongs to the `tasks` given to `start`, and an
+    `UnusableError(3)` that ends it means that p2pd cannot be kept alive.
+    """
+
+    def __init__(self, config: DirectoryConfig, tasks: asyncio.TaskGroup) -> None:
+        self.peer = config.identity.peer
+        self.failed_stores = 0
+        self.failed_gets = 0
+        self.daemon_deaths = 0
+        self._config = config
+        self._tasks = tasks
+        self._listen = _checked_listen(config.listen)
+        self._announce = tuple(_checked_announce(address) for address in config.announce)
+        self._validator = LeaseValidator(config.run_digest, config.identity.key, config.wall)
+        self._entrance = Entrance(self.peer, config.wall, config.bootstrap_timeout_s, config.call_timeout_s)
+        self._node_id = DHTID.generate()
+        self._their_tasks: set[asyncio.Task[Any]] = set()
+        self._node: Any = None
+        self._p2p: Any = None
+        self._daemon: Daemon | None = None
+        self._up = asyncio.Event()
+        self._restart_task: asyncio.Task[None] | None = None
+        self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
+        self._closed = False
+        self._visible: list[str] = []
+        self._remembered: dict[str, str] = {}
+        self._last: Lease | None = None
+        self._known: dict[str, list[Lease]] = {}
+
+    @classmethod
+    async def start(cls, config: DirectoryConfig, tasks: asyncio.TaskGroup) -> HivemindDirectory:
+        """Starts p2pd and enters the directory.
+
+        Raises `UnusableError`: 2 for wrong addresses or a port in use; 3 if p2pd does not start, no initial peer lets us in
+        within `bootstrap_timeout_s`, or this machine's clock is more than 3 s off. Nothing is left behind then.
+        """
+        directory = cls(config, tasks)
+        try:
+            await directory._bring_up()
+            with owning(directory._their_tasks):
+                await directory._entrance.enter(directory._node, config.initial_peers)
+            await directory._remember()
+            if directory._daemon is None or not directory._daemon.alive:
+                raise UnusableError(CANNOT_REACH, "p2pd, the network process of the directory, died: start again")
+        except BaseException:
+            await directory.close()
+            raise
+        directory._up.set()
+        return directory
+
+    @property
+    def malformed(self) -> int:
+        """Records of others that were refused or left out."""
+        return self._validator.malformed
+
+    @property
+    def daemon_pid(self) -> int | None:
+        """Process id of p2pd, None while there is none."""
+        return self._daemon.pid if self._daemon is not None and self._daemon.alive else None
+
+    def addresses(self) -> list[str]:
+        """See `node.ports.Directory`."""
+        return list(self._visible)
+
+    async def publish(self, lease: Lease) -> None:
+        """See `node.ports.Directory`. Raises `ValueError` for a lease that its readers would refuse."""
+        assert lease.peer == self.peer, "a directory publishes its own peer's leases"
+        self._last = following(lease, self._last.expires if self._last else None)
+        await self._store(self._last)
+
+    async def leases(self) -> list[Lease]:
+        """See `node.ports.Directory`. Keys whose search fails keep what they showed last."""
+        keys = all_keys(self._config.run_digest, self._config.num_stages)
+        found = await self._search(keys)
+        now = self._config.wall()
+        for key, records in found.items():
+            self._known[key] = list(self._readable(records, now))
+        missing = len(keys) - len(found)
+        if missing:
+            self.failed_gets += missing
+            _log.warning("%d of %d directory keys could not be read", missing, len(keys))
+        return newest((lease for key in keys for lease in self._known.get(key, ())), now)
+
+    async def redial(self) -> list[str]:
+        """Connect again to the initial and remembered peers that are not connected (once a minute, so that split halves
+        meet). Returns addresses of connected peers, worth keeping for the next start."""
+        if self._up.is_set():
+            connected = await self._remember()
+            targets = [*self._config.initial_peers, *self._remembered.values()]
+            missing = [text for text in dict.fromkeys(targets) if text.rpartition("/")[2].strip() not in connected]
+            with owning(self._their_tasks):
+                await self._entrance.redial(self._node, missing)
+        return list(self._remembered.values())
+
+    async def close(self) -> None:
+        """See `node.ports.Directory`."""
+        self._closed = True
+        self._up.clear()
+        if self._restart_task is not None:
+            self._restart_task.cancel()
+            await asyncio.wait([self._restart_task])
+        await self._tear_down()
+
+    # ---- records
+
+    async def _store(self, lease: Lease) -> None:
+        record, keys = to_record(lease), keys_of(self._config.run_digest, lease)
+        taken: dict[Any, bool] = {}
+        try:
+            async with asyncio.timeout(self._config.call_timeout_s):
+                await self._up.wait()
+                with owning(self._their_tasks):
+                    taken = await self._node.store_many(
+                        keys, [record] * len(keys), lease.expires, subkeys=[self._validator.subkey] * len(keys)
+                    )
+        except TimeoutError:
+            pass
+        except Exception as error:  # noqa: BLE001 - the library's bugs must not end a node: the directory is a hint
+            _log.debug("store: %r", error)
+        failed = len(keys) - sum(taken.values())
+        if failed:
+            self.failed_stores += failed
+            _log.warning("the lease could not be stored under %d of %d directory keys", failed, len(keys))
+
+    async def _search(self, keys: list[str]) -> dict[str, Any]:
+        """Raw contents of the keys whose search ended in time.
+
+        No expiry is sufficient (nan compares false), so that no peer can end a search early by claiming a great one.
+        """
+        futures: dict[str, asyncio.Future[Any]] = {}
+        try:
+            async with asyncio.timeout(self._config.call_timeout_s):
+                await self._up.wait()
+                with owning(self._their_tasks):
+                    futures = await self._node.get_many(keys, sufficient_expiration_time=math.nan, return_futures=True)
+                await asyncio.wait(futures.values())
+        except TimeoutError:
+            pass
+        finally:
+            for future in futures.values():
+                future.cancel()
+        return {key: future.result() for key, future in futures.items() if _is_good(future)}
+
+    def _readable(self, found: Any, now: float) -> Iterable[Lease]:
+        for subkey, (record, expires) in found.value.items() if found is not None else ():
+            try:
+                yield from_record(record, peer_of(subkey), expires, now)
+            except ValueError:
+                self._validator.malformed += 1
+
+    # ---- p2pd and the node on it
+
+    async def _bring_up(self) -> None:
+        config = DaemonConfig(
+            binary=p2pd_path(),
+            identity=self._config.identity.path,
+            listen=self._listen,
+            announce=self._announce,
+            socket_dir=self._config.runtime_dir,
+            start_timeout_s=self._config.start_timeout_s,
+        )
+        self._daemon = await Daemon.start(config, self._on_death)
+        try:
+            async with asyncio.timeout(self._config.start_timeout_s):
+                with owning(self._their_tasks):
+                    await self._attach()
+        except (OSError, EOFError, TimeoutError) as error:
+            raise UnusableError(CANNOT_REACH, f"p2pd, the network process of the directory, broke: {error}") from None
+
+    async def _attach(self) -> None:
+        assert self._daemon is not None, "the daemon is started first"
+        old = self._node
+        self._p2p = await attach(self._daemon.socket)
+        await self._p2p._ping_daemon()
+        assert str(self._p2p.peer_id) == self.peer, "p2pd has the identity that it was given"
+        self._node = await create_node(self._p2p, self._validator, self._node_id)
+        if old is not None:  # what others stored with us survives p2pd
+            self._node.protocol.storage = old.protocol.storage
+        self._visible = [str(address) for address in await self._p2p.get_visible_maddrs()]
+        if not self._announce:
+            away = [text for text in self._visible if not text.startswith(("/ip4/127.", "/ip6/::1/"))]
+            self._visible = away or self._visible
+        if self._listen.port == 0:  # a restarted p2pd must be found where this one was
+            self._listen = replace(self._listen, port=parse_multiaddress(self._visible[0]).port)
+
+    async def _tear_down(self) -> None:
+        if self._node is not None:
+            self._node.is_alive = False
+        if self._p2p is not None:
+            await self._p2p.shutdown()
+        await end_tasks(self._their_tasks)
+        if self._daemon is not None:
+            await self._daemon.stop()
+
+    async def _remember(self) -> set[str]:
+        """Peers that are connected now."""
+        try:
+            async with asyncio.timeout(self._config.call_timeout_s):
+                infos = await self._p2p.list_peers()
+        except (OSError, EOFError, TimeoutError):
+            return set()
+        for info in infos:
+            for address in info.addrs[:1]:
+                self._remembered[str(info.peer_id)] = f"{address}/p2p/{info.peer_id}"
+        while len(self._remembered) > MAX_REMEMBERED:
+            del self._remembered[next(iter(self._remembered))]
+        return {str(info.peer_id) for info in infos}
+
+    def _on_death(self, last_line: str) -> None:
+        if self._closed:
+            return
+        self.daemon_deaths += 1
+        reason = f"p2pd died ({last_line or 'it said nothing'})"
+        _log.warning("%s; restarting it", reason)
+        if self._config.on_daemon_death is not None:
+            self._config.on_daemon_death(reason)
+        if self._up.is_set():
+            self._up.clear()
+            restart = self._restart()
+            try:
+                self._restart_task = self._tasks.create_task(restart, name="restart p2pd")
+            except RuntimeError:  # the node is on its way out
+                restart.close()
+
+    async def _restart(self) -> None:
+        alive = False
+        while not alive:
+            now = time.monotonic()
+            if len(self._deaths) == MAX_DEATHS and now - self._deaths[0] < DEATH_WINDOW_S:
+                raise UnusableError(
+                    CANNOT_REACH, f"p2pd died {MAX_DEATHS + 1} times in {DEATH_WINDOW_S:g} s: see the log for its last words"
+                )
+            self._deaths.append(now)
+            await self._tear_down()
+            await self._bring_up()
+            with owning(self._their_tasks):
+                await self._entrance.redial(self._node, [*self._config.initial_peers, *self._remembered.values()])
+            alive = self._daemon is not None and self._daemon.alive
+        self._up.set()
+        if self._last is not None and self._last.expires > self._config.wall():
+            await self.publish(self._last)
+
+
+def _is_good(future: asyncio.Future[Any]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
+
+
+def _checked_listen(text: str) -> Multiaddress:
+    try:
+        address = parse_multiaddress(text)
+    except ValueError as error:
+        raise UnusableError(BAD_USE, f"the directory cannot listen: {error}") from None
+    if address.peer or address.kind not in ("ip4", "ip6"):
+        raise UnusableError(BAD_USE, f"the directory cannot listen on {text!r}: give an IP address and a port")
+    return address
+
+
+def _checked_announce(text: str) -> str:
+    try:
+        check_announce(text)
+        address = parse_multiaddress(text)
+    except ValueError as error:
+        raise UnusableError(BAD_USE, str(error)) from None
+    return str(replace(address, peer=""))

@@ -59,4 +59,5 @@ def _centred(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> NDArray[np.float32
     """Twice the sum of the eight 16-bit parts of a and b, less its mean: integers below 2^20, exact in f32."""
     lanes = (a & LANES) + ((a >> np.uint64(16)) & LANES) + (b & LANES) + ((b >> np.uint64(16)) & LANES)
     sums = ((lanes & LOW) + (lanes >> np.uint64(32))).astype(np.int32)
-    return (2 * sums - UNIFORMS * 65535).astype(np.float32)
+    centred: NDArray[np.float32] = (2 * sums - UNIFORMS * 65535).astype(np.float32)
+    return centred

@@ -7,7 +7,7 @@ facts. What it decides goes out as messages, also to its own node.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from protocol.assignment import MAX_WATCHED_NEIGHBOURS, make_plan
 from protocol.chain import Chain, choose_voters, is_quorum
@@ -37,7 +37,7 @@ from protocol.messages import (
     VoidStep,
     Wish,
 )
-from protocol.records import Commit, Record, Roster, Share, record_id
+from protocol.records import Commit, Record, Roster, Seating, Share, record_id
 from protocol.view import View
 
 RESEND_HEARTBEATS = 2.0
@@ -106,6 +106,7 @@ class Coordinator:
         """Somebody wants a seat. After the start the set of nodes is fixed: the wish is answered with the standing."""
         self.addresses[wish.member.peer] = wish.address
         self._view.expect(wish.member.peer, now)
+        self._check_restart(wish.member)
         if self._chain.member_of(wish.member.peer) != wish.member:
             self.gathering.enter(wish)
             self._standing_at.setdefault(wish.member.peer, -1e9)
@@ -113,6 +114,7 @@ class Coordinator:
     def on_heartbeat(self, peer: PeerId, beat: Heartbeat, now: float) -> None:
         """A peer that is behind gets the records that it lacks, and the open step again."""
         member = self._chain.member_of(peer)
+        self._check_restart(Member(peer, beat.incarnation))
         wait = RESEND_HEARTBEATS * self._manifest.timing.heartbeat_s
         if now - self._told_at.get(peer, -1e9) < wait:
             return
@@ -123,6 +125,12 @@ class Coordinator:
         if ledger and member and (beat.step, beat.attempt) != (ledger.step, ledger.attempt) and self._proposal is None:
             self._told_at[peer] = now
             self._send_open(member, ledger)
+
+    def _check_restart(self, heard: Member) -> None:
+        """A later incarnation speaks: the one on the roster is lost, with all that it held, and nobody else needs asking."""
+        member = self._chain.member_of(heard.peer)
+        if member and member.incarnation < heard.incarnation:
+            self._lost.setdefault(member, "restarted")
 
     def on_ready(self, member: Member, message: ReduceReady) -> None:
         """An active replica accumulated all that it owns; the last one of a stage starts its reduce."""
@@ -280,9 +288,22 @@ class Coordinator:
             fields = {"stage": seating.stage, "peer": seating.member.peer, "reason": lost[seating.member]}
             self._out.append(Note("lost", fields | {"step": self._chain.step + 1}))
         stay = [s for s in self._chain.seatings if s.member not in lost]
-        voters = choose_voters(stay, self._me)
+        promoted = self._promote(stay)
+        voters = choose_voters([*stay, *promoted], self._me)
         self._reopen_at, self._voids = now, 0
-        self._propose(Roster(self._chain.head, self._chain.step, (), leaves, voters), (), now)
+        self._propose(Roster(self._chain.head, self._chain.step, promoted, leaves, voters), (), now)
+
+    def _promote(self, stay: list[Seating]) -> tuple[Seating, ...]:
+        """A passive replica is exact: where no active one is left, the first in roster order takes over at once."""
+        covered = {s.stage for s in stay if s.role == "active"}
+        first: dict[int, Seating] = {}
+        for seating in stay:
+            if seating.role == "passive" and seating.stage not in covered:
+                first.setdefault(seating.stage, replace(seating, role="active"))
+        for seating in first.values():
+            fields = {"stage": seating.stage, "peer": seating.member.peer, "step": self._chain.step + 1}
+            self._out.append(Note("promoted", fields))
+        return tuple(first.values())
 
     def _propose(self, record: Record, shares: tuple[Share, ...], now: float) -> None:
         self._proposal = Proposal(record, shares, set(), now, now)
@@ -306,8 +327,10 @@ class Coordinator:
             self._send_decide(peer, proposal.record, proposal.shares)
 
     def _send_decide(self, peer: PeerId, record: Record, shares: tuple[Share, ...]) -> None:
+        """With the shares that concern the peer. This node keeps all of them, for those that ask for the record later."""
         mine = {s.stage for s in self._chain.seatings if s.member.peer == peer}
-        self._send(peer, Decide(self.ballot, record, tuple(s for s in shares if s.stage in mine)))
+        kept = shares if peer == self._me.peer else tuple(s for s in shares if s.stage in mine)
+        self._send(peer, Decide(self.ballot, record, kept))
 
     def send_records(self, peer: PeerId, head: RecordId) -> None:
         """Send what was decided after `head`; a peer on an unknown head gets the standing."""

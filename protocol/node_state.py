@@ -106,6 +106,7 @@ class NodeState:
         self._watch: dict[PeerId, None] = {}
         self._probes: dict[PeerId, float] = {}
         self._next_beat = 0.0
+        self._leads_as, self._leader_restarted, self._leaderless = 0, False, False
         self._standing: Standing | None = None
         self._finish_at: float | None = None
         self._exiting = False
@@ -210,7 +211,13 @@ class NodeState:
 
     def _on_message(self, event: MessageReceived, now: float) -> None:
         self.view.heard(event.peer, now)
+        before = self.ballot
         self._messages[type(event.message)](event.peer, event.incarnation, event.message, now)
+        if self.ballot > before:
+            self._leads_as, self._leader_restarted = event.incarnation, False
+        elif event.peer == self.leader:
+            self._leads_as = self._leads_as or event.incarnation
+            self._leader_restarted |= event.incarnation > self._leads_as
 
     def _follows(self, peer: PeerId, ballot: Ballot) -> bool:
         """A coordinator speaks: is it the one with the highest ballot that was seen here?"""
@@ -438,13 +445,15 @@ class NodeState:
     def _check_leader(self, now: float) -> None:
         if self.coordinator or not self.leader or self.phase == "finished":
             return
-        silent = self.view.silent_s(self.leader, now)
-        if self.view.lapsed(self.leader, now):
-            self.phase = "waiting"
-            self._say(f"waiting: the coordinator {self.leader[-8:]} is not heard; the run goes on when it comes back")
-        elif self.phase == "waiting" and silent < self._manifest.timing.heartbeat_s and self.bench.open:
-            self.phase = "training"
-            self._say("training")
+        lapsed = "is not heard; the run goes on when it comes back" if self.view.lapsed(self.leader, now) else ""
+        why = "was restarted and leads no more" if self._leader_restarted else lapsed
+        if why:
+            self.phase, self._leaderless = "waiting", True
+            self._say(f"waiting: the coordinator {self.leader[-8:]} {why}")
+        elif self._leaderless and self.view.silent_s(self.leader, now) < self._manifest.timing.heartbeat_s:
+            self._leaderless, standing = False, self._standing
+            self.phase = standing.phase if standing else "waiting"
+            self._say(standing.sentence if standing else "waiting: the coordinator is back")
 
     # ---- the end ----
 

@@ -50,6 +50,7 @@ class Workbench:
         self._pending_evaluation: OpenEvaluation | None = None
         self._evaluation: Evaluation | None = None
         self._early: deque[Incoming] = deque()
+        self._voided: tuple[Ballot, int, int] = (NO_BALLOT, 0, 0)
         self._reported: dict[int, float] = {}
         self._stalled_at: float | None = None
         self._out: list[Command] = []
@@ -112,7 +113,8 @@ class Workbench:
     def ask_open(self, message: OpenStep, now: float) -> None:
         """Open this step as soon as its parent is the head and all seats are settled; an older or repeated one is ignored."""
         newest = self._pending or self.open
-        if newest and (message.ballot, message.step, message.attempt) <= (newest.ballot, newest.step, newest.attempt):
+        key = (message.ballot, message.step, message.attempt)
+        if key <= self._voided or (newest and key <= (newest.ballot, newest.step, newest.attempt)):
             return
         if message.step > self._chain.step:
             self._pending = message
@@ -127,6 +129,10 @@ class Workbench:
         if asked and asked.parent == self._chain.head and self.settled and 0 in self.seats:
             self._pending_evaluation = None
             self._out += self._evaluation_of(asked.parent, asked.step).open(asked)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Route what came early; what is still early is kept again."""
         early, self._early = self._early, deque()
         for incoming in early:
             self._route(incoming)
@@ -153,7 +159,8 @@ class Workbench:
             self._out += seat.reduce(message)
 
     def void(self, message: VoidStep) -> None:
-        """Forget the attempt, whether it is open or pending."""
+        """Forget the attempt, whether it is open, pending or still to come: its OpenStep may arrive late or twice."""
+        self._voided = max(self._voided, (message.ballot, message.step, message.attempt))
         pending = self._pending
         if pending and (pending.step, pending.attempt) == (message.step, message.attempt):
             self._pending = None
@@ -162,6 +169,7 @@ class Workbench:
             where = {"step": message.step, "attempt": message.attempt, "ballot": [message.ballot.term, message.ballot.peer]}
             self._out.append(Note("voided", where | {"reason": message.reason}))
             self._out.append(Say(f"step {message.step} voided: {message.reason}"))
+        self._look_again()
 
     def close_attempt(self) -> None:
         """Forget the open attempt, if there is one."""
@@ -263,8 +271,8 @@ class Workbench:
             return header.ballot >= self.ballot and (header.step > self._chain.step or unsettled)
         if header.ballot < self.ballot or header.step <= self._chain.step:
             return False
-        newest = self.open
-        return newest is None or (header.ballot, header.step, header.attempt) > (newest.ballot, newest.step, newest.attempt)
+        key, newest = (header.ballot, header.step, header.attempt), self.open
+        return key > self._voided and (newest is None or key > (newest.ballot, newest.step, newest.attempt))
 
     def _max_early(self) -> int:
         """Room for everything that the stage-0 replicas may have admitted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -54,7 +55,7 @@ def test_permutation_scatters_and_depends_on_seed_and_epoch() -> None:
     orders = [[permuted(i, count, s, e) for i in range(count)] for s, e in ((0, 0), (0, 1), (1, 0))]
     for order in orders:
         assert sum(a == b for a, b in enumerate(order)) < 10
-        steps = [abs(a - b) for a, b in zip(order, order[1:], strict=False)]
+        steps = [abs(a - b) for a, b in pairwise(order)]
         assert 0.9 < sum(steps) / len(steps) / (count / 3) < 1.1  # a random order moves by a third on average
     assert all(sum(x == y for x, y in zip(a, b, strict=True)) < 10 for a, b in ((orders[0], orders[1]), (orders[0], orders[2])))
 

@@ -1,0 +1,94 @@
+"""A whole swarm in one process on virtual time: the real runtime and executor, streams and directory in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from node.payloads import HandlePool
+from node.ports import StageExecutor
+from node.runtime import Ports, Runtime
+from node.sim.directory import MemoryDht, MemoryDirectory
+from node.sim.loop import VirtualClock
+from node.sim.network import Network, Weather
+from node.sim.transport import MemoryNetwork, MemoryTransport
+from node.transport.config import TransportConfig
+from protocol.commands import Exit
+from protocol.ids import Member
+from protocol.manifest import Manifest
+from protocol.node_state import NodeConfig, NodeState
+
+END_S = 30.0
+
+
+@dataclass(slots=True)
+class MemorySink:
+    """An `EventSink` that keeps its lines."""
+
+    lines: list[dict[str, Any]] = field(default_factory=list)
+
+    def note(self, type_: str, fields: dict[str, Any]) -> None:
+        """See `node.ports.EventSink`."""
+        self.lines.append({"type": type_, **fields})
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+@dataclass(slots=True)
+class SimNode:
+    """One node of the swarm and what is left of it."""
+
+    state: NodeState
+    executor: StageExecutor
+    pool: HandlePool
+    sink: MemorySink
+    exit: Exit | None = None
+
+    def lines(self, type_: str) -> list[dict[str, Any]]:
+        """Its event lines of one type."""
+        return [line for line in self.sink.lines if line["type"] == type_]
+
+
+@dataclass(slots=True)
+class MemorySwarm:
+    """`wishes[i]` is the stage that node i asks for (-1: any); node 0 founds the run. `run` ends when all nodes have left;
+    `at_end` looks at each node while its executor still holds the state."""
+
+    manifest: Manifest
+    wishes: list[int]
+    make_executor: Callable[[int], StageExecutor]
+    seed: int = 0
+    encode: bool = True
+    at_end: Callable[[SimNode], Awaitable[None]] | None = None
+    nodes: list[SimNode] = field(default_factory=list)
+
+    async def run(self) -> list[SimNode]:
+        """Run to the end of the manifest on the running (virtual) loop."""
+        rng = Random(self.seed)
+        network = MemoryNetwork(Network(rng, Weather()), encode=self.encode)
+        dht = MemoryDht(VirtualClock(), delay_s=0.01)
+        async with asyncio.TaskGroup() as group:
+            for index, wish in enumerate(self.wishes):
+                group.create_task(self._run_node(index, wish, network, dht, rng), name=f"node {index}")
+        return self.nodes
+
+    async def _run_node(self, index: int, wish: int, network: MemoryNetwork, dht: MemoryDht, rng: Random) -> None:
+        manifest, peer = self.manifest, f"peer{index:03d}"
+        pool = HandlePool()
+        config = TransportConfig(manifest.run_id, peer, 1, listen=f"10.0.0.{index + 1}:1")
+        transport = MemoryTransport(network, config, pool, rng)
+        member = Member(peer, 1)
+        state = NodeState(NodeConfig(manifest, member, peer, transport.address, founder=index == 0, wished_stage=wish))
+        node = SimNode(state, self.make_executor(index), pool, MemorySink())
+        self.nodes.append(node)
+        directory = MemoryDirectory(dht, peer, manifest.digest, manifest.num_stages)
+        ports = Ports(VirtualClock(), directory, transport, node.executor, pool, node.sink)
+        node.exit = await Runtime(ports, state).run()
+        if self.at_end:
+            await self.at_end(node)
+        await transport.close()
+        await node.executor.close()

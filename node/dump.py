@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 
@@ -31,5 +32,7 @@ def write_dump(
     try:
         save_file(tensors, unfinished, metadata=dict(metadata))
         unfinished.replace(path)
+    except SafetensorError as error:
+        raise OSError(f"cannot write {path}: {error}") from error
     finally:
         unfinished.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
 """What one plain process computes: transformers' LLaMA, torch's optimizers, nothing else.
 
-It imports nothing of ours, so that it cannot share our mistakes. Everything that it needs comes as plain dicts and numpy arrays.
+It imports nothing of ours, so that it cannot share our mistakes: all that it needs comes as plain dicts and numpy arrays.
 """
 
 from __future__ import annotations

@@ -10,6 +10,19 @@ from node.transport.checks import WireError
 from node.transport.config import PayloadHead
 
 
+def checked_bytes(head: PayloadHead, max_bytes: int) -> int:
+    """Size of the announced payload. Raises `WireError` where its numbers do not agree or do not fit."""
+    try:
+        expected = encoded_bytes(TensorSpec(head.codec, head.shape))
+    except ValueError as error:
+        raise WireError("value", str(error)) from None
+    if head.num_bytes != expected:
+        raise WireError("size", f"{head.codec} of shape {list(head.shape)} has {expected} bytes, not {head.num_bytes}")
+    if expected > max_bytes:
+        raise WireError("size", f"a payload of {expected} bytes; at most {max_bytes} are allowed")
+    return expected
+
+
 @dataclass(slots=True)
 class Budget:
     """Bytes of payloads half received, over all streams of a node."""
@@ -50,14 +63,7 @@ class Assembly:
         """A head arrived: memory is taken only once its numbers agree and fit."""
         if self._head is not None:
             raise WireError("order", f"a new payload after {self._filled} of {self._head.num_bytes} bytes")
-        try:
-            expected = encoded_bytes(TensorSpec(head.codec, head.shape))
-        except ValueError as error:
-            raise WireError("value", str(error)) from None
-        if head.num_bytes != expected:
-            raise WireError("size", f"{head.codec} of shape {list(head.shape)} has {expected} bytes, not {head.num_bytes}")
-        if expected > self._max_bytes:
-            raise WireError("size", f"a payload of {expected} bytes; at most {self._max_bytes} are allowed")
+        expected = checked_bytes(head, self._max_bytes)
         self._budget.take(expected)
         self._head, self._filled = head, 0
         self._buffer = memoryview(bytearray(expected))

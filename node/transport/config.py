@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from node.ports import BlobReader, UnusableError
+from node.transport.checks import FaultCode
 from protocol.ids import PeerId, StateId
 from protocol.messages import PayloadHeader, PipeHeader
 from protocol.version import PROTOCOL_VERSION
@@ -66,6 +67,14 @@ class Welcome:
 
     peer: PeerId
     incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """The listener ends the stream, and why."""
+
+    code: FaultCode
+    sentence: str
 
 
 @dataclass(frozen=True, slots=True)

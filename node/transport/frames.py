@@ -11,8 +11,8 @@ from typing import Any
 
 from node.transport import swarm_pb2
 from node.transport.checks import WireError
-from node.transport.config import Hello, PayloadHead, Welcome
-from node.transport.wire import fill, fill_union, from_pb, from_union, parse, to_pb
+from node.transport.config import Closing, Hello, PayloadHead, Welcome
+from node.transport.wire import fill, fill_union, from_pb, from_union, parse
 from protocol.messages import Message
 
 MAX_LIGHT_BYTES = 1 << 20
@@ -71,14 +71,20 @@ def encode_chunk(position: int, data: memoryview) -> bytes:
     return b"".join((bytes([_CHUNK_TAG]), _varint(len(inner) + len(data)), inner, data))
 
 
-def encode_welcome(welcome: Welcome) -> bytes:
-    """The listener's only frame."""
-    return to_pb(welcome).SerializeToString()
+def encode_answer(answer: Welcome | Closing) -> bytes:
+    """What the listener writes."""
+    frame = swarm_pb2.Answer()
+    fill(frame.welcome if isinstance(answer, Welcome) else frame.closing, answer)
+    return frame.SerializeToString()
 
 
-def decode_welcome(data: bytes) -> Welcome:
-    """The listener's only frame."""
-    return from_pb(Welcome, parse(swarm_pb2.Welcome, data, MAX_HELLO_BYTES))
+def decode_answer(data: bytes) -> Welcome | Closing:
+    """What the listener wrote."""
+    frame = parse(swarm_pb2.Answer, data, MAX_HELLO_BYTES)
+    which = frame.WhichOneof("kind")
+    if which is None:
+        raise WireError("frame", "an answer of a kind that this version does not know")
+    return from_pb(Welcome, frame.welcome) if which == "welcome" else from_pb(Closing, frame.closing)
 
 
 def decode_hello(data: bytes) -> Hello:

@@ -15,6 +15,7 @@ from node.transport.arrivals import Arrivals
 from node.transport.channel import SERVER_OPTIONS, Plaintext, Security, bind
 from node.transport.config import Hooks, Kind, Library, PayloadHead, TransportConfig, kind_of, split_address
 from node.transport.frames import encode_head, encode_message
+from node.transport.greeting import AddressBook
 from node.transport.inbound import Inbound
 from node.transport.library import LibraryService
 from node.transport.links import BulkLink, Frame, LightLink
@@ -37,7 +38,7 @@ class GrpcTransport:
         self._around = around
         self._arrivals = around.arrivals
         self._config = around.config
-        self._addresses: dict[PeerId, tuple[int, str]] = {}
+        self._addresses = AddressBook(self._config.max_peers)
         self._light: dict[PeerId, LightLink] = {}
         self._bulk: dict[PeerId, BulkLink] = {}
         self._defect: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -82,13 +83,8 @@ class GrpcTransport:
 
     def introduce(self, peer: PeerId, address: str) -> None:
         """See `PeerTransport`."""
-        incarnation, known = self._addresses.get(peer, (-1, ""))
-        if peer == self._config.peer or address == known:
-            return
-        self._addresses[peer] = (incarnation, address)
-        for links in (self._light, self._bulk):
-            if peer in links:
-                links[peer].line.move(address)
+        if peer != self._config.peer and self._addresses.introduce(peer, address):
+            self._move(peer)
 
     def send(self, peer: PeerId, message: Message) -> None:
         """See `PeerTransport`."""
@@ -127,7 +123,7 @@ class GrpcTransport:
 
     def forget(self, peer: PeerId) -> None:
         """See `PeerTransport`."""
-        self._addresses.pop(peer, None)
+        self._addresses.forget(peer)
         self._arrivals.forget(peer)
         self._hang_up(peer, "the peer left")
 
@@ -168,12 +164,12 @@ class GrpcTransport:
 
     def _light_link(self, peer: PeerId) -> LightLink:
         if peer not in self._light:
-            self._light[peer] = LightLink(self._around, peer, self._addresses[peer][1])
+            self._light[peer] = LightLink(self._around, peer, self._addresses[peer])
         return self._light[peer]
 
     def _bulk_link(self, peer: PeerId) -> BulkLink:
         if peer not in self._bulk:
-            self._bulk[peer] = BulkLink(self._around, peer, self._addresses[peer][1])
+            self._bulk[peer] = BulkLink(self._around, peer, self._addresses[peer])
         return self._bulk[peer]
 
     def _hang_up(self, peer: PeerId, reason: str) -> None:
@@ -181,12 +177,14 @@ class GrpcTransport:
             if (link := links.pop(peer, None)) is not None:
                 link.close(reason)
 
+    def _move(self, peer: PeerId) -> None:
+        for links in (self._light, self._bulk):
+            if peer in links:
+                links[peer].line.move(self._addresses[peer])
+
     def _learn(self, peer: PeerId, incarnation: int, address: str) -> None:
-        """A peer that dials us says where it is; that is believed once per incarnation."""
-        seen = self._addresses.get(peer, (-1, ""))[0]
-        if address and incarnation > seen and (peer in self._addresses or len(self._addresses) < self._config.max_peers):
-            self.introduce(peer, address)
-            self._addresses[peer] = (incarnation, address)
+        if self._addresses.learn(peer, incarnation, address):
+            self._move(peer)
 
     def _on_defect(self, defect: Exception) -> None:
         if not self._defect.done():

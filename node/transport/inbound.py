@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 
 import grpc
 
-from node.ports import UnusableError
 from node.transport.assembly import Assembly, Budget
 from node.transport.channel import Context, within
-from node.transport.checks import FaultCode, WireError
-from node.transport.config import Hello, Lane, Welcome, kind_of, split_address
-from node.transport.frames import Chunk, decode_bulk, decode_hello, decode_message, encode_welcome
+from node.transport.checks import MAX_STRING_CHARS, FaultCode, WireError
+from node.transport.config import Closing, Hello, Lane, Welcome, kind_of
+from node.transport.frames import Chunk, decode_bulk, decode_hello, decode_message, encode_answer
+from node.transport.greeting import admit
 from node.transport.stream import Surroundings
 from protocol.ids import PeerId
 from protocol.messages import Heartbeat
@@ -73,6 +73,8 @@ class Inbound:
             except WireError as fault:
                 self._around.arrivals.counts[f"refused_{fault.code}"] += 1
                 log.warning("closed a %s stream from %s: %s", lane, context.peer(), fault)
+                # Ahead of the status, which gRPC replaces by one of its own where the other side is amid a write.
+                await context.write(encode_answer(Closing(fault.code, str(fault)[:MAX_STRING_CHARS])))
                 await context.abort(_STATUS.get(fault.code, grpc.StatusCode.INVALID_ARGUMENT), str(fault))
             except Exception as defect:
                 self._on_defect(defect)
@@ -91,7 +93,7 @@ class Inbound:
         key, me = (hello.peer, lane), (hello.incarnation, asyncio.current_task())
         self._replace(key, me)
         try:
-            await context.write(encode_welcome(self._welcome()))
+            await context.write(encode_answer(self._welcome()))
             self._heard(hello, len(data))
             yield hello
         finally:
@@ -100,25 +102,9 @@ class Inbound:
 
     def _admit(self, hello: Hello, context: Context) -> None:
         """Raises `WireError` with a sentence for the person at the other end."""
-        config = self._around.config
-        if hello.protocol_version != config.protocol_version:
-            raise WireError(
-                "version",
-                f"this run speaks protocol version {config.protocol_version}, you speak {hello.protocol_version}:"
-                " install the version of regrow that the run was started with",
-            )
-        if hello.run_id != config.run_id:
-            raise WireError("run", f"this node belongs to run {config.run_id}, not to {hello.run_id[:64]}")
-        if hello.to != config.peer:
-            raise WireError("peer", f"peer {hello.to[-8:]} is not here: this is {config.peer[-8:]}")
-        proven = self._around.security.peer_of(context)
-        if not hello.peer or hello.peer == config.peer or proven not in (None, hello.peer):
+        admit(self._around.config, hello)
+        if self._around.security.peer_of(context) not in (None, hello.peer):
             raise WireError("peer", f"this connection is not that of peer {hello.peer[-8:]}")
-        if hello.address:
-            try:
-                split_address(hello.address, "address")
-            except UnusableError as error:
-                raise WireError("value", f"Hello.{error}") from None
 
     def _replace(self, key: tuple[PeerId, Lane], me: tuple[int, asyncio.Task[object] | None]) -> None:
         known = self._streams.get(key)

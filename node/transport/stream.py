@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from random import Random
@@ -12,10 +13,10 @@ from grpc import aio
 
 from node.ports import PeerError
 from node.transport.arrivals import Arrivals
-from node.transport.channel import REFUSALS, Security, sentence_of, within
+from node.transport.channel import Security, sentence_of, within
 from node.transport.checks import WireError
-from node.transport.config import Hello, Hooks, Lane, TransportConfig
-from node.transport.frames import decode_welcome, encode_hello
+from node.transport.config import Closing, Hello, Hooks, Lane, TransportConfig, Welcome
+from node.transport.frames import decode_answer, encode_hello
 from protocol.ids import PeerId
 
 METHODS: dict[Lane, str] = {"light": "/regrow.v1.Streams/Light", "bulk": "/regrow.v1.Streams/Bulk"}
@@ -64,6 +65,7 @@ class Stream:
 
     def __init__(self, peer: PeerId, channel: aio.Channel, call: RawCall, progress_s: float) -> None:
         self.ended: str | None = None
+        self._over = asyncio.Event()
         self._peer = peer
         self._channel = channel
         self._call = call
@@ -77,11 +79,9 @@ class Stream:
         except TimeoutError:
             self.close(f"took no bytes for {self._progress_s:g} s")
         except (aio.AioRpcError, asyncio.InvalidStateError):
-            await self._wait_for_status()
+            await self._over.wait()  # the watcher knows better why
         except asyncio.CancelledError:
-            # gRPC raises this for a cancelled call, too, where nobody has cancelled the task.
-            task = asyncio.current_task()
-            if self.ended is None or task is None or task.cancelling():
+            if self.ended is None or _is_cancelled():
                 self.close("the sender gave up")
                 raise
         if self.ended is not None:
@@ -90,11 +90,31 @@ class Stream:
     async def watch(self, on_end: Callable[[], None]) -> None:
         """Waits for the end, whoever causes it, and frees the connection."""
         try:
-            await self._wait_for_status()
+            reason = await self._last_words()
+            self.close(reason)
         finally:
             self.close("closed")
+            self._over.set()
             on_end()
             await self._channel.close()
+
+    async def _last_words(self) -> str:
+        """What the listener says after its Welcome: nothing, or why it ends the stream."""
+        try:
+            data = await self._call.read()
+            if isinstance(data, bytes):
+                answer = decode_answer(data)
+                return answer.sentence if isinstance(answer, Closing) else "it answered twice"
+            code, details = await self._call.code(), await self._call.details()
+            return "the stream broke: " + sentence_of(code, details)
+        except aio.AioRpcError as error:
+            return "the stream broke: " + sentence_of(error.code(), error.details())
+        except WireError as error:
+            return str(error)
+        except asyncio.CancelledError:
+            if self.ended is None or _is_cancelled():
+                raise
+            return self.ended
 
     def close(self, reason: str) -> None:
         """End it, if it has not ended; a write in progress raises `PeerError`."""
@@ -102,46 +122,44 @@ class Stream:
             self.ended = reason
         self._call.cancel()
 
-    async def _wait_for_status(self) -> None:
-        code, details = await self._call.code(), await self._call.details()
-        if self.ended is None:
-            self.ended = "the stream broke: " + sentence_of(code, details)
+
+def _is_cancelled() -> bool:
+    """Whether somebody wants the current task to end. gRPC raises CancelledError for cancelled calls, too."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def dial(around: Surroundings, lane: Lane, peer: PeerId, address: str) -> Stream:
     """A welcomed stream, watched by nobody yet. Raises `RefusedError` and other `PeerError`."""
     config = around.config
+    hello = Hello(config.protocol_version, config.run_id, config.peer, config.incarnation, around.announced, peer)
     channel = around.security.channel(address)
     stream: Stream | None = None
     try:
-        hello = Hello(config.protocol_version, config.run_id, config.peer, config.incarnation, around.announced, peer)
         call: RawCall = channel.stream_stream(METHODS[lane])()
-        welcome = await within(config.dial_s, _greet(call, encode_hello(hello)))
-        if welcome is not None and decode_welcome(welcome).peer == peer:
-            around.arrivals.note(peer)
-            stream = Stream(peer, channel, call, config.progress_s)
-            return stream
-        raise PeerError(peer, f"{address} did not answer as this peer")
+        answer = await within(config.dial_s, _greet(call, encode_hello(hello)))
+        if isinstance(answer, Closing):
+            raise RefusedError(peer, answer.sentence)
+        if answer.peer != peer:
+            raise PeerError(peer, f"{address} answers as {answer.peer[-8:]}")
+        around.arrivals.note(peer)
+        stream = Stream(peer, channel, call, config.progress_s)
+        return stream
     except aio.AioRpcError as error:
-        sentence = sentence_of(error.code(), error.details())
-        refused = error.code() in REFUSALS
-        raise (RefusedError if refused else PeerError)(
-            peer, sentence if refused else f"cannot reach {address}: {sentence}"
-        ) from None
+        raise PeerError(peer, f"cannot reach {address}: {sentence_of(error.code(), error.details())}") from None
     except TimeoutError:
         raise PeerError(peer, f"cannot reach {address}: no answer within {config.dial_s:g} s") from None
-    except (WireError, asyncio.InvalidStateError) as error:
+    except WireError as error:
         raise PeerError(peer, f"{address} does not speak our protocol: {error}") from None
     finally:
         if stream is None:
             await channel.close()
 
 
-async def _greet(call: RawCall, hello: bytes) -> bytes | None:
-    try:
+async def _greet(call: RawCall, hello: bytes) -> Welcome | Closing:
+    with contextlib.suppress(asyncio.InvalidStateError):  # it ended already; the read tells why
         await call.write(hello)
-    except asyncio.InvalidStateError:
-        code, details = await call.code(), await call.details()
-        raise aio.AioRpcError(code, aio.Metadata(), aio.Metadata(), details or "") from None
-    answer = await call.read()
-    return answer if isinstance(answer, bytes) else None
+    data = await call.read()
+    if not isinstance(data, bytes):
+        raise WireError("frame", "no answer to a Hello")
+    return decode_answer(data)

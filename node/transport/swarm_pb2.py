@@ -4,134 +4,143 @@
 # source: node/transport/swarm.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
-_runtime_version.ValidateProtobufRuntimeVersion(_runtime_version.Domain.PUBLIC, 7, 35, 1, "", "node/transport/swarm.proto")
+_runtime_version.ValidateProtobufRuntimeVersion(
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'node/transport/swarm.proto'
+)
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x1anode/transport/swarm.proto\x12\tregrow.v1"`\n\nLightFrame\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.regrow.v1.HelloH\x00\x12\'\n\x08\x65nvelope\x18\x02 \x01(\x0b\x32\x13.regrow.v1.EnvelopeH\x00\x42\x06\n\x04kind"\x89\x01\n\tBulkFrame\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.regrow.v1.HelloH\x00\x12.\n\x0cpayload_head\x18\x02 \x01(\x0b\x32\x16.regrow.v1.PayloadHeadH\x00\x12!\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x10.regrow.v1.ChunkH\x00\x42\x06\n\x04kind"q\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\x03\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0c\n\x04peer\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x03\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\n\n\x02to\x18\x06 \x01(\t",\n\x07Welcome\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03"a\n\x0bPayloadHead\x12!\n\x06header\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Header\x12\r\n\x05\x63odec\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x11\n\tnum_bytes\x18\x04 \x01(\x03"\'\n\x05\x43hunk\x12\x10\n\x08position\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c"\x1a\n\x08Integers\x12\x0e\n\x06values\x18\x01 \x03(\x03"\x11\n\x0f\x44\x65scribeRequest"\x80\x01\n\x0b\x44\x65scription\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04peer\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x03\x12\x18\n\x10protocol_version\x18\x04 \x01(\x03\x12$\n\x06stages\x18\x05 \x03(\x0b\x32\x14.regrow.v1.HeldStage"P\n\tHeldStage\x12\r\n\x05stage\x18\x01 \x01(\x03\x12\x10\n\x08state_id\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x14\n\x0cnum_elements\x18\x04 \x01(\x03";\n\x0b\x42lobRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0c\n\x04size\x18\x03 \x01(\x03")\n\tBlobChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c"^\n\x0c\x46\x65tchRequest\x12\r\n\x05stage\x18\x01 \x01(\x03\x12\x10\n\x08state_id\x18\x02 \x01(\t\x12\x0f\n\x07section\x18\x03 \x01(\t\x12\r\n\x05\x66irst\x18\x04 \x01(\x03\x12\r\n\x05\x63ount\x18\x05 \x01(\x03";\n\nRangeChunk\x12\r\n\x05\x66irst\x18\x01 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x03 \x01(\x0c"\xe0\x06\n\x08\x45nvelope\x12)\n\theartbeat\x18\x01 \x01(\x0b\x32\x14.regrow.v1.HeartbeatH\x00\x12\x1f\n\x04wish\x18\x02 \x01(\x0b\x32\x0f.regrow.v1.WishH\x00\x12%\n\x07goodbye\x18\x03 \x01(\x0b\x32\x12.regrow.v1.GoodbyeH\x00\x12%\n\x07suspect\x18\x04 \x01(\x0b\x32\x12.regrow.v1.SuspectH\x00\x12\x32\n\x0erecords_wanted\x18\x05 \x01(\x0b\x32\x18.regrow.v1.RecordsWantedH\x00\x12.\n\x0creduce_ready\x18\x06 \x01(\x0b\x32\x16.regrow.v1.ReduceReadyH\x00\x12\x32\n\x0ereduced_report\x18\x07 \x01(\x0b\x32\x18.regrow.v1.ReducedReportH\x00\x12%\n\x07stalled\x18\x08 \x01(\x0b\x32\x12.regrow.v1.StalledH\x00\x12\x32\n\x0e\x61pplied_report\x18\t \x01(\x0b\x32\x18.regrow.v1.AppliedReportH\x00\x12)\n\tevaluated\x18\n \x01(\x0b\x32\x14.regrow.v1.EvaluatedH\x00\x12\x1f\n\x04held\x18\x0b \x01(\x0b\x32\x0f.regrow.v1.HeldH\x00\x12%\n\x07propose\x18\x0c \x01(\x0b\x32\x12.regrow.v1.ProposeH\x00\x12#\n\x06\x64\x65\x63ide\x18\r \x01(\x0b\x32\x11.regrow.v1.DecideH\x00\x12(\n\topen_step\x18\x0e \x01(\x0b\x32\x13.regrow.v1.OpenStepH\x00\x12.\n\x0cstart_reduce\x18\x0f \x01(\x0b\x32\x16.regrow.v1.StartReduceH\x00\x12(\n\tvoid_step\x18\x10 \x01(\x0b\x32\x13.regrow.v1.VoidStepH\x00\x12!\n\x05probe\x18\x11 \x01(\x0b\x32\x10.regrow.v1.ProbeH\x00\x12\x34\n\x0fopen_evaluation\x18\x12 \x01(\x0b\x32\x19.regrow.v1.OpenEvaluationH\x00\x12\'\n\x08standing\x18\x13 \x01(\x0b\x32\x13.regrow.v1.StandingH\x00\x12!\n\x05order\x18\x14 \x01(\x0b\x32\x10.regrow.v1.OrderH\x00\x42\x06\n\x04kind"p\n\x06Header\x12,\n\x0bpipe_header\x18\x01 \x01(\x0b\x32\x15.regrow.v1.PipeHeaderH\x00\x12\x30\n\rreduce_header\x18\x02 \x01(\x0b\x32\x17.regrow.v1.ReduceHeaderH\x00\x42\x06\n\x04kind"Z\n\x06Record\x12#\n\x06\x63ommit\x18\x01 \x01(\x0b\x32\x11.regrow.v1.CommitH\x00\x12#\n\x06roster\x18\x02 \x01(\x0b\x32\x11.regrow.v1.RosterH\x00\x42\x06\n\x04kind"+\n\x06Member\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03"$\n\x06\x42\x61llot\x12\x0c\n\x04term\x18\x01 \x01(\x03\x12\x0c\n\x04peer\x18\x02 \x01(\t"\'\n\tNO_BALLOT\x12\x0c\n\x04term\x18\x01 \x01(\x03\x12\x0c\n\x04peer\x18\x02 \x01(\t"X\n\x0bStageResult\x12\r\n\x05stage\x18\x01 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x14\n\x0csquared_norm\x18\x03 \x01(\x01\x12\x14\n\x0c\x63ontributors\x18\x04 \x01(\t"O\n\x05Share\x12\r\n\x05stage\x18\x01 \x01(\x03\x12!\n\x06member\x18\x02 \x01(\x0b\x32\x11.regrow.v1.Member\x12\x14\n\x0cmicrobatches\x18\x03 \x01(\t"\x82\x01\n\x06\x43ommit\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12\'\n\x07results\x18\x04 \x03(\x0b\x32\x16.regrow.v1.StageResult\x12\x10\n\x08loss_sum\x18\x05 \x01(\x01\x12\x0e\n\x06tokens\x18\x06 \x01(\x03"]\n\x07Seating\x12\r\n\x05stage\x18\x01 \x01(\x03\x12!\n\x06member\x18\x02 \x01(\x0b\x32\x11.regrow.v1.Member\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x12\n\ngeneration\x18\x04 \x01(\x03"\x90\x01\n\x06Roster\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12!\n\x05joins\x18\x03 \x03(\x0b\x32\x12.regrow.v1.Seating\x12"\n\x06leaves\x18\x04 \x03(\x0b\x32\x12.regrow.v1.Seating\x12!\n\x06voters\x18\x05 \x03(\x0b\x32\x11.regrow.v1.Member"(\n\x07\x43ontact\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t""\n\x03Hop\x12\r\n\x05stage\x18\x01 \x01(\x03\x12\x0c\n\x04peer\x18\x02 \x01(\t"9\n\x05Route\x12\x12\n\nmicrobatch\x18\x01 \x01(\x03\x12\x1c\n\x04hops\x18\x02 \x03(\x0b\x32\x0e.regrow.v1.Hop"p\n\tHeartbeat\x12\x13\n\x0bincarnation\x18\x01 \x01(\x03\x12!\n\x06\x62\x61llot\x18\x02 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12\x0c\n\x04head\x18\x03 \x01(\t\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\x03"m\n\x04Wish\x12!\n\x06member\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Member\x12\r\n\x05stage\x18\x02 \x01(\x03\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x05 \x01(\x03"<\n\x07Goodbye\x12!\n\x06member\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Member\x12\x0e\n\x06reason\x18\x02 \x01(\t"<\n\x07Suspect\x12!\n\x06member\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Member\x12\x0e\n\x06reason\x18\x02 \x01(\t"\x1d\n\rRecordsWanted\x12\x0c\n\x04head\x18\x01 \x01(\t"\xb6\x01\n\x0bReduceReady\x12!\n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12\r\n\x05stage\x18\x04 \x01(\x03\x12\x14\n\x0cmicrobatches\x18\x05 \x01(\t\x12\x10\n\x08loss_sum\x18\x06 \x01(\x01\x12\x0e\n\x06tokens\x18\x07 \x01(\x03\x12\x1e\n\x16seconds_per_microbatch\x18\x08 \x01(\x01"\x86\x01\n\rReducedReport\x12!\n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12\r\n\x05stage\x18\x04 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x05 \x01(\t\x12\x14\n\x0csquared_norm\x18\x06 \x01(\x01"}\n\x07Stalled\x12!\n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12\x12\n\nmicrobatch\x18\x04 \x01(\x03\x12\x0c\n\x04peer\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t"q\n\rAppliedReport\x12!\n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12\r\n\x05stage\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x10\n\x08state_id\x18\x04 \x01(\t\x12\x0e\n\x06\x64igest\x18\x05 \x01(\t"t\n\tEvaluated\x12!\n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12\x0e\n\x06parent\x18\x02 \x01(\t\x12\x12\n\nmicrobatch\x18\x03 \x01(\x03\x12\x10\n\x08loss_sum\x18\x04 \x01(\x01\x12\x0e\n\x06tokens\x18\x05 \x01(\x03"9\n\x04Held\x12!\n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12\x0e\n\x06record\x18\x02 \x01(\t"q\n\x07Propose\x12!\n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12!\n\x06record\x18\x02 \x01(\x0b\x32\x11.regrow.v1.Record\x12 \n\x06shares\x18\x03 \x03(\x0b\x32\x10.regrow.v1.Share"p\n\x06\x44\x65\x63ide\x12!\n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12!\n\x06record\x18\x02 \x01(\x0b\x32\x11.regrow.v1.Record\x12 \n\x06shares\x18\x03 \x03(\x0b\x32\x10.regrow.v1.Share"Q\n\x08SeatWork\x12\r\n\x05stage\x18\x01 \x01(\x03\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x14\n\x0cmicrobatches\x18\x04 \x03(\x03"\xd7\x01\n\x08OpenStep\x12!\n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12\x0e\n\x06parent\x18\x04 \x01(\t\x12"\n\x05seats\x18\x05 \x03(\x0b\x32\x13.regrow.v1.SeatWork\x12 \n\x06routes\x18\x06 \x03(\x0b\x32\x10.regrow.v1.Route\x12$\n\x08\x63ontacts\x18\x07 \x03(\x0b\x32\x12.regrow.v1.Contact\x12\r\n\x05watch\x18\x08 \x03(\t"f\n\x0cReduceMember\x12!\n\x06member\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Member\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x14\n\x0cmicrobatches\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t"\x88\x01\n\x0bStartReduce\x12!\n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12\r\n\x05stage\x18\x04 \x01(\x03\x12(\n\x07members\x18\x05 \x03(\x0b\x32\x17.regrow.v1.ReduceMember"\\\n\x08VoidStep\x12!\n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12\x0e\n\x06reason\x18\x04 \x01(\t"^\n\x05Probe\x12!\n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12!\n\x06member\x18\x02 \x01(\x0b\x32\x11.regrow.v1.Member\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t"\x99\x01\n\x0eOpenEvaluation\x12!\n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12\x0e\n\x06parent\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12 \n\x06routes\x18\x04 \x03(\x0b\x32\x10.regrow.v1.Route\x12$\n\x08\x63ontacts\x18\x05 \x03(\x0b\x32\x12.regrow.v1.Contact"\x8e\x01\n\x08Standing\x12!\n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x10\n\x08sentence\x18\x03 \x01(\t\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\x17\n\x0fvalidation_step\x18\x05 \x01(\x03\x12\x17\n\x0fvalidation_loss\x18\x06 \x01(\x01":\n\x05Order\x12\x0e\n\x06\x61\x63tion\x18\x01 \x01(\t\x12\x0e\n\x06serial\x18\x02 \x01(\x03\x12\x11\n\tsignature\x18\x03 \x01(\t"\xc6\x01\n\nPipeHeader\x12!\n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12\x0e\n\x06parent\x18\x04 \x01(\t\x12\x0c\n\x04kind\x18\x05 \x01(\t\x12\x0b\n\x03hop\x18\x06 \x01(\x03\x12\x1f\n\x05route\x18\x07 \x01(\x0b\x32\x10.regrow.v1.Route\x12*\n\raccumulate_at\x18\x08 \x01(\x0b\x32\x13.regrow.v1.Integers"\x8b\x01\n\x0cReduceHeader\x12!\n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12\r\n\x05stage\x18\x04 \x01(\x03\x12\x0c\n\x04kind\x18\x05 \x01(\t\x12\r\n\x05\x66irst\x18\x06 \x01(\x03\x12\r\n\x05\x63ount\x18\x07 \x01(\x03\x32w\n\x07Streams\x12\x36\n\x05Light\x12\x15.regrow.v1.LightFrame\x1a\x12.regrow.v1.Welcome(\x01\x30\x01\x12\x34\n\x04\x42ulk\x12\x14.regrow.v1.BulkFrame\x1a\x12.regrow.v1.Welcome(\x01\x30\x01\x32\xbc\x01\n\x07Library\x12>\n\x08\x44\x65scribe\x12\x1a.regrow.v1.DescribeRequest\x1a\x16.regrow.v1.Description\x12\x36\n\x04\x42lob\x12\x16.regrow.v1.BlobRequest\x1a\x14.regrow.v1.BlobChunk0\x01\x12\x39\n\x05\x46\x65tch\x12\x17.regrow.v1.FetchRequest\x1a\x15.regrow.v1.RangeChunk0\x01\x62\x06proto3'
-)
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1anode/transport/swarm.proto\x12\tregrow.v1\"`\n\nLightFrame\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.regrow.v1.HelloH\x00\x12\'\n\x08\x65nvelope\x18\x02 \x01(\x0b\x32\x13.regrow.v1.EnvelopeH\x00\x42\x06\n\x04kind\"\x89\x01\n\tBulkFrame\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.regrow.v1.HelloH\x00\x12.\n\x0cpayload_head\x18\x02 \x01(\x0b\x32\x16.regrow.v1.PayloadHeadH\x00\x12!\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x10.regrow.v1.ChunkH\x00\x42\x06\n\x04kind\"q\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\x03\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0c\n\x04peer\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x03\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\n\n\x02to\x18\x06 \x01(\t\"^\n\x06\x41nswer\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.regrow.v1.WelcomeH\x00\x12%\n\x07\x63losing\x18\x02 \x01(\x0b\x32\x12.regrow.v1.ClosingH\x00\x42\x06\n\x04kind\",\n\x07Welcome\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\")\n\x07\x43losing\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x10\n\x08sentence\x18\x02 \x01(\t\"a\n\x0bPayloadHead\x12!\n\x06header\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Header\x12\r\n\x05\x63odec\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x11\n\tnum_bytes\x18\x04 \x01(\x03\"\'\n\x05\x43hunk\x12\x10\n\x08position\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x1a\n\x08Integers\x12\x0e\n\x06values\x18\x01 \x03(\x03\"\x11\n\x0f\x44\x65scribeRequest\"\x80\x01\n\x0b\x44\x65scription\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04peer\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x03\x12\x18\n\x10protocol_version\x18\x04 \x01(\x03\x12$\n\x06stages\x18\x05 \x03(\x0b\x32\x14.regrow.v1.HeldStage\"P\n\tHeldStage\x12\r\n\x05stage\x18\x01 \x01(\x03\x12\x10\n\x08state_id\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x14\n\x0cnum_elements\x18\x04 \x01(\x03\";\n\x0b\x42lobRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0c\n\x04size\x18\x03 \x01(\x03\")\n\tBlobChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"^\n\x0c\x46\x65tchRequest\x12\r\n\x05stage\x18\x01 \x01(\x03\x12\x10\n\x08state_id\x18\x02 \x01(\t\x12\x0f\n\x07section\x18\x03 \x01(\t\x12\r\n\x05\x66irst\x18\x04 \x01(\x03\x12\r\n\x05\x63ount\x18\x05 \x01(\x03\";\n\nRangeChunk\x12\r\n\x05\x66irst\x18\x01 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x03 \x01(\x0c\"\xe0\x06\n\x08\x45nvelope\x12)\n\theartbeat\x18\x01 \x01(\x0b\x32\x14.regrow.v1.HeartbeatH\x00\x12\x1f\n\x04wish\x18\x02 \x01(\x0b\x32\x0f.regrow.v1.WishH\x00\x12%\n\x07goodbye\x18\x03 \x01(\x0b\x32\x12.regrow.v1.GoodbyeH\x00\x12%\n\x07suspect\x18\x04 \x01(\x0b\x32\x12.regrow.v1.SuspectH\x00\x12\x32\n\x0erecords_wanted\x18\x05 \x01(\x0b\x32\x18.regrow.v1.RecordsWantedH\x00\x12.\n\x0creduce_ready\x18\x06 \x01(\x0b\x32\x16.regrow.v1.ReduceReadyH\x00\x12\x32\n\x0ereduced_report\x18\x07 \x01(\x0b\x32\x18.regrow.v1.ReducedReportH\x00\x12%\n\x07stalled\x18\x08 \x01(\x0b\x32\x12.regrow.v1.StalledH\x00\x12\x32\n\x0e\x61pplied_report\x18\t \x01(\x0b\x32\x18.regrow.v1.AppliedReportH\x00\x12)\n\tevaluated\x18\n \x01(\x0b\x32\x14.regrow.v1.EvaluatedH\x00\x12\x1f\n\x04held\x18\x0b \x01(\x0b\x32\x0f.regrow.v1.HeldH\x00\x12%\n\x07propose\x18\x0c \x01(\x0b\x32\x12.regrow.v1.ProposeH\x00\x12#\n\x06\x64\x65\x63ide\x18\r \x01(\x0b\x32\x11.regrow.v1.DecideH\x00\x12(\n\topen_step\x18\x0e \x01(\x0b\x32\x13.regrow.v1.OpenStepH\x00\x12.\n\x0cstart_reduce\x18\x0f \x01(\x0b\x32\x16.regrow.v1.StartReduceH\x00\x12(\n\tvoid_step\x18\x10 \x01(\x0b\x32\x13.regrow.v1.VoidStepH\x00\x12!\n\x05probe\x18\x11 \x01(\x0b\x32\x10.regrow.v1.ProbeH\x00\x12\x34\n\x0fopen_evaluation\x18\x12 \x01(\x0b\x32\x19.regrow.v1.OpenEvaluationH\x00\x12\'\n\x08standing\x18\x13 \x01(\x0b\x32\x13.regrow.v1.StandingH\x00\x12!\n\x05order\x18\x14 \x01(\x0b\x32\x10.regrow.v1.OrderH\x00\x42\x06\n\x04kind\"p\n\x06Header\x12,\n\x0bpipe_header\x18\x01 \x01(\x0b\x32\x15.regrow.v1.PipeHeaderH\x00\x12\x30\n\rreduce_header\x18\x02 \x01(\x0b\x32\x17.regrow.v1.ReduceHeaderH\x00\x42\x06\n\x04kind\"Z\n\x06Record\x12#\n\x06\x63ommit\x18\x01 \x01(\x0b\x32\x11.regrow.v1.CommitH\x00\x12#\n\x06roster\x18\x02 \x01(\x0b\x32\x11.regrow.v1.RosterH\x00\x42\x06\n\x04kind\"+\n\x06Member\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\"$\n\x06\x42\x61llot\x12\x0c\n\x04term\x18\x01 \x01(\x03\x12\x0c\n\x04peer\x18\x02 \x01(\t\"\'\n\tNO_BALLOT\x12\x0c\n\x04term\x18\x01 \x01(\x03\x12\x0c\n\x04peer\x18\x02 \x01(\t\"X\n\x0bStageResult\x12\r\n\x05stage\x18\x01 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x14\n\x0csquared_norm\x18\x03 \x01(\x01\x12\x14\n\x0c\x63ontributors\x18\x04 \x01(\t\"O\n\x05Share\x12\r\n\x05stage\x18\x01 \x01(\x03\x12!\n\x06member\x18\x02 \x01(\x0b\x32\x11.regrow.v1.Member\x12\x14\n\x0cmicrobatches\x18\x03 \x01(\t\"\x82\x01\n\x06\x43ommit\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12\'\n\x07results\x18\x04 \x03(\x0b\x32\x16.regrow.v1.StageResult\x12\x10\n\x08loss_sum\x18\x05 \x01(\x01\x12\x0e\n\x06tokens\x18\x06 \x01(\x03\"]\n\x07Seating\x12\r\n\x05stage\x18\x01 \x01(\x03\x12!\n\x06member\x18\x02 \x01(\x0b\x32\x11.regrow.v1.Member\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x12\n\ngeneration\x18\x04 \x01(\x03\"\x90\x01\n\x06Roster\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12!\n\x05joins\x18\x03 \x03(\x0b\x32\x12.regrow.v1.Seating\x12\"\n\x06leaves\x18\x04 \x03(\x0b\x32\x12.regrow.v1.Seating\x12!\n\x06voters\x18\x05 \x03(\x0b\x32\x11.regrow.v1.Member\"(\n\x07\x43ontact\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\"\n\x03Hop\x12\r\n\x05stage\x18\x01 \x01(\x03\x12\x0c\n\x04peer\x18\x02 \x01(\t\"9\n\x05Route\x12\x12\n\nmicrobatch\x18\x01 \x01(\x03\x12\x1c\n\x04hops\x18\x02 \x03(\x0b\x32\x0e.regrow.v1.Hop\"p\n\tHeartbeat\x12\x13\n\x0bincarnation\x18\x01 \x01(\x03\x12!\n\x06\x62\x61llot\x18\x02 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12\x0c\n\x04head\x18\x03 \x01(\t\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\x03\"m\n\x04Wish\x12!\n\x06member\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Member\x12\r\n\x05stage\x18\x02 \x01(\x03\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x05 \x01(\x03\"<\n\x07Goodbye\x12!\n\x06member\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Member\x12\x0e\n\x06reason\x18\x02 \x01(\t\"<\n\x07Suspect\x12!\n\x06member\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Member\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x1d\n\rRecordsWanted\x12\x0c\n\x04head\x18\x01 \x01(\t\"\xb6\x01\n\x0bReduceReady\x12!\n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12\r\n\x05stage\x18\x04 \x01(\x03\x12\x14\n\x0cmicrobatches\x18\x05 \x01(\t\x12\x10\n\x08loss_sum\x18\x06 \x01(\x01\x12\x0e\n\x06tokens\x18\x07 \x01(\x03\x12\x1e\n\x16seconds_per_microbatch\x18\x08 \x01(\x01\"\x86\x01\n\rReducedReport\x12!\n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12\r\n\x05stage\x18\x04 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x05 \x01(\t\x12\x14\n\x0csquared_norm\x18\x06 \x01(\x01\"}\n\x07Stalled\x12!\n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12\x12\n\nmicrobatch\x18\x04 \x01(\x03\x12\x0c\n\x04peer\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\"q\n\rAppliedReport\x12!\n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12\r\n\x05stage\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x10\n\x08state_id\x18\x04 \x01(\t\x12\x0e\n\x06\x64igest\x18\x05 \x01(\t\"t\n\tEvaluated\x12!\n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12\x0e\n\x06parent\x18\x02 \x01(\t\x12\x12\n\nmicrobatch\x18\x03 \x01(\x03\x12\x10\n\x08loss_sum\x18\x04 \x01(\x01\x12\x0e\n\x06tokens\x18\x05 \x01(\x03\"9\n\x04Held\x12!\n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12\x0e\n\x06record\x18\x02 \x01(\t\"q\n\x07Propose\x12!\n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12!\n\x06record\x18\x02 \x01(\x0b\x32\x11.regrow.v1.Record\x12 \n\x06shares\x18\x03 \x03(\x0b\x32\x10.regrow.v1.Share\"p\n\x06\x44\x65\x63ide\x12!\n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12!\n\x06record\x18\x02 \x01(\x0b\x32\x11.regrow.v1.Record\x12 \n\x06shares\x18\x03 \x03(\x0b\x32\x10.regrow.v1.Share\"Q\n\x08SeatWork\x12\r\n\x05stage\x18\x01 \x01(\x03\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x14\n\x0cmicrobatches\x18\x04 \x03(\x03\"\xd7\x01\n\x08OpenStep\x12!\n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12\x0e\n\x06parent\x18\x04 \x01(\t\x12\"\n\x05seats\x18\x05 \x03(\x0b\x32\x13.regrow.v1.SeatWork\x12 \n\x06routes\x18\x06 \x03(\x0b\x32\x10.regrow.v1.Route\x12$\n\x08\x63ontacts\x18\x07 \x03(\x0b\x32\x12.regrow.v1.Contact\x12\r\n\x05watch\x18\x08 \x03(\t\"f\n\x0cReduceMember\x12!\n\x06member\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Member\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x14\n\x0cmicrobatches\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\"\x88\x01\n\x0bStartReduce\x12!\n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12\r\n\x05stage\x18\x04 \x01(\x03\x12(\n\x07members\x18\x05 \x03(\x0b\x32\x17.regrow.v1.ReduceMember\"\\\n\x08VoidStep\x12!\n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12\x0e\n\x06reason\x18\x04 \x01(\t\"^\n\x05Probe\x12!\n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12!\n\x06member\x18\x02 \x01(\x0b\x32\x11.regrow.v1.Member\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"\x99\x01\n\x0eOpenEvaluation\x12!\n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12\x0e\n\x06parent\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12 \n\x06routes\x18\x04 \x03(\x0b\x32\x10.regrow.v1.Route\x12$\n\x08\x63ontacts\x18\x05 \x03(\x0b\x32\x12.regrow.v1.Contact\"\x8e\x01\n\x08Standing\x12!\n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x10\n\x08sentence\x18\x03 \x01(\t\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\x17\n\x0fvalidation_step\x18\x05 \x01(\x03\x12\x17\n\x0fvalidation_loss\x18\x06 \x01(\x01\":\n\x05Order\x12\x0e\n\x06\x61\x63tion\x18\x01 \x01(\t\x12\x0e\n\x06serial\x18\x02 \x01(\x03\x12\x11\n\tsignature\x18\x03 \x01(\t\"\xc6\x01\n\nPipeHeader\x12!\n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12\x0e\n\x06parent\x18\x04 \x01(\t\x12\x0c\n\x04kind\x18\x05 \x01(\t\x12\x0b\n\x03hop\x18\x06 \x01(\x03\x12\x1f\n\x05route\x18\x07 \x01(\x0b\x32\x10.regrow.v1.Route\x12*\n\raccumulate_at\x18\x08 \x01(\x0b\x32\x13.regrow.v1.Integers\"\x8b\x01\n\x0cReduceHeader\x12!\n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x11.regrow.v1.Ballot\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12\r\n\x05stage\x18\x04 \x01(\x03\x12\x0c\n\x04kind\x18\x05 \x01(\t\x12\r\n\x05\x66irst\x18\x06 \x01(\x03\x12\r\n\x05\x63ount\x18\x07 \x01(\x03\x32u\n\x07Streams\x12\x35\n\x05Light\x12\x15.regrow.v1.LightFrame\x1a\x11.regrow.v1.Answer(\x01\x30\x01\x12\x33\n\x04\x42ulk\x12\x14.regrow.v1.BulkFrame\x1a\x11.regrow.v1.Answer(\x01\x30\x01\x32\xbc\x01\n\x07Library\x12>\n\x08\x44\x65scribe\x12\x1a.regrow.v1.DescribeRequest\x1a\x16.regrow.v1.Description\x12\x36\n\x04\x42lob\x12\x16.regrow.v1.BlobRequest\x1a\x14.regrow.v1.BlobChunk0\x01\x12\x39\n\x05\x46\x65tch\x12\x17.regrow.v1.FetchRequest\x1a\x15.regrow.v1.RangeChunk0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "node.transport.swarm_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'node.transport.swarm_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_LIGHTFRAME"]._serialized_start = 41
-    _globals["_LIGHTFRAME"]._serialized_end = 137
-    _globals["_BULKFRAME"]._serialized_start = 140
-    _globals["_BULKFRAME"]._serialized_end = 277
-    _globals["_HELLO"]._serialized_start = 279
-    _globals["_HELLO"]._serialized_end = 392
-    _globals["_WELCOME"]._serialized_start = 394
-    _globals["_WELCOME"]._serialized_end = 438
-    _globals["_PAYLOADHEAD"]._serialized_start = 440
-    _globals["_PAYLOADHEAD"]._serialized_end = 537
-    _globals["_CHUNK"]._serialized_start = 539
-    _globals["_CHUNK"]._serialized_end = 578
-    _globals["_INTEGERS"]._serialized_start = 580
-    _globals["_INTEGERS"]._serialized_end = 606
-    _globals["_DESCRIBEREQUEST"]._serialized_start = 608
-    _globals["_DESCRIBEREQUEST"]._serialized_end = 625
-    _globals["_DESCRIPTION"]._serialized_start = 628
-    _globals["_DESCRIPTION"]._serialized_end = 756
-    _globals["_HELDSTAGE"]._serialized_start = 758
-    _globals["_HELDSTAGE"]._serialized_end = 838
-    _globals["_BLOBREQUEST"]._serialized_start = 840
-    _globals["_BLOBREQUEST"]._serialized_end = 899
-    _globals["_BLOBCHUNK"]._serialized_start = 901
-    _globals["_BLOBCHUNK"]._serialized_end = 942
-    _globals["_FETCHREQUEST"]._serialized_start = 944
-    _globals["_FETCHREQUEST"]._serialized_end = 1038
-    _globals["_RANGECHUNK"]._serialized_start = 1040
-    _globals["_RANGECHUNK"]._serialized_end = 1099
-    _globals["_ENVELOPE"]._serialized_start = 1102
-    _globals["_ENVELOPE"]._serialized_end = 1966
-    _globals["_HEADER"]._serialized_start = 1968
-    _globals["_HEADER"]._serialized_end = 2080
-    _globals["_RECORD"]._serialized_start = 2082
-    _globals["_RECORD"]._serialized_end = 2172
-    _globals["_MEMBER"]._serialized_start = 2174
-    _globals["_MEMBER"]._serialized_end = 2217
-    _globals["_BALLOT"]._serialized_start = 2219
-    _globals["_BALLOT"]._serialized_end = 2255
-    _globals["_NO_BALLOT"]._serialized_start = 2257
-    _globals["_NO_BALLOT"]._serialized_end = 2296
-    _globals["_STAGERESULT"]._serialized_start = 2298
-    _globals["_STAGERESULT"]._serialized_end = 2386
-    _globals["_SHARE"]._serialized_start = 2388
-    _globals["_SHARE"]._serialized_end = 2467
-    _globals["_COMMIT"]._serialized_start = 2470
-    _globals["_COMMIT"]._serialized_end = 2600
-    _globals["_SEATING"]._serialized_start = 2602
-    _globals["_SEATING"]._serialized_end = 2695
-    _globals["_ROSTER"]._serialized_start = 2698
-    _globals["_ROSTER"]._serialized_end = 2842
-    _globals["_CONTACT"]._serialized_start = 2844
-    _globals["_CONTACT"]._serialized_end = 2884
-    _globals["_HOP"]._serialized_start = 2886
-    _globals["_HOP"]._serialized_end = 2920
-    _globals["_ROUTE"]._serialized_start = 2922
-    _globals["_ROUTE"]._serialized_end = 2979
-    _globals["_HEARTBEAT"]._serialized_start = 2981
-    _globals["_HEARTBEAT"]._serialized_end = 3093
-    _globals["_WISH"]._serialized_start = 3095
-    _globals["_WISH"]._serialized_end = 3204
-    _globals["_GOODBYE"]._serialized_start = 3206
-    _globals["_GOODBYE"]._serialized_end = 3266
-    _globals["_SUSPECT"]._serialized_start = 3268
-    _globals["_SUSPECT"]._serialized_end = 3328
-    _globals["_RECORDSWANTED"]._serialized_start = 3330
-    _globals["_RECORDSWANTED"]._serialized_end = 3359
-    _globals["_REDUCEREADY"]._serialized_start = 3362
-    _globals["_REDUCEREADY"]._serialized_end = 3544
-    _globals["_REDUCEDREPORT"]._serialized_start = 3547
-    _globals["_REDUCEDREPORT"]._serialized_end = 3681
-    _globals["_STALLED"]._serialized_start = 3683
-    _globals["_STALLED"]._serialized_end = 3808
-    _globals["_APPLIEDREPORT"]._serialized_start = 3810
-    _globals["_APPLIEDREPORT"]._serialized_end = 3923
-    _globals["_EVALUATED"]._serialized_start = 3925
-    _globals["_EVALUATED"]._serialized_end = 4041
-    _globals["_HELD"]._serialized_start = 4043
-    _globals["_HELD"]._serialized_end = 4100
-    _globals["_PROPOSE"]._serialized_start = 4102
-    _globals["_PROPOSE"]._serialized_end = 4215
-    _globals["_DECIDE"]._serialized_start = 4217
-    _globals["_DECIDE"]._serialized_end = 4329
-    _globals["_SEATWORK"]._serialized_start = 4331
-    _globals["_SEATWORK"]._serialized_end = 4412
-    _globals["_OPENSTEP"]._serialized_start = 4415
-    _globals["_OPENSTEP"]._serialized_end = 4630
-    _globals["_REDUCEMEMBER"]._serialized_start = 4632
-    _globals["_REDUCEMEMBER"]._serialized_end = 4734
-    _globals["_STARTREDUCE"]._serialized_start = 4737
-    _globals["_STARTREDUCE"]._serialized_end = 4873
-    _globals["_VOIDSTEP"]._serialized_start = 4875
-    _globals["_VOIDSTEP"]._serialized_end = 4967
-    _globals["_PROBE"]._serialized_start = 4969
-    _globals["_PROBE"]._serialized_end = 5063
-    _globals["_OPENEVALUATION"]._serialized_start = 5066
-    _globals["_OPENEVALUATION"]._serialized_end = 5219
-    _globals["_STANDING"]._serialized_start = 5222
-    _globals["_STANDING"]._serialized_end = 5364
-    _globals["_ORDER"]._serialized_start = 5366
-    _globals["_ORDER"]._serialized_end = 5424
-    _globals["_PIPEHEADER"]._serialized_start = 5427
-    _globals["_PIPEHEADER"]._serialized_end = 5625
-    _globals["_REDUCEHEADER"]._serialized_start = 5628
-    _globals["_REDUCEHEADER"]._serialized_end = 5767
-    _globals["_STREAMS"]._serialized_start = 5769
-    _globals["_STREAMS"]._serialized_end = 5888
-    _globals["_LIBRARY"]._serialized_start = 5891
-    _globals["_LIBRARY"]._serialized_end = 6079
+  DESCRIPTOR._loaded_options = None
+  _globals['_LIGHTFRAME']._serialized_start=41
+  _globals['_LIGHTFRAME']._serialized_end=137
+  _globals['_BULKFRAME']._serialized_start=140
+  _globals['_BULKFRAME']._serialized_end=277
+  _globals['_HELLO']._serialized_start=279
+  _globals['_HELLO']._serialized_end=392
+  _globals['_ANSWER']._serialized_start=394
+  _globals['_ANSWER']._serialized_end=488
+  _globals['_WELCOME']._serialized_start=490
+  _globals['_WELCOME']._serialized_end=534
+  _globals['_CLOSING']._serialized_start=536
+  _globals['_CLOSING']._serialized_end=577
+  _globals['_PAYLOADHEAD']._serialized_start=579
+  _globals['_PAYLOADHEAD']._serialized_end=676
+  _globals['_CHUNK']._serialized_start=678
+  _globals['_CHUNK']._serialized_end=717
+  _globals['_INTEGERS']._serialized_start=719
+  _globals['_INTEGERS']._serialized_end=745
+  _globals['_DESCRIBEREQUEST']._serialized_start=747
+  _globals['_DESCRIBEREQUEST']._serialized_end=764
+  _globals['_DESCRIPTION']._serialized_start=767
+  _globals['_DESCRIPTION']._serialized_end=895
+  _globals['_HELDSTAGE']._serialized_start=897
+  _globals['_HELDSTAGE']._serialized_end=977
+  _globals['_BLOBREQUEST']._serialized_start=979
+  _globals['_BLOBREQUEST']._serialized_end=1038
+  _globals['_BLOBCHUNK']._serialized_start=1040
+  _globals['_BLOBCHUNK']._serialized_end=1081
+  _globals['_FETCHREQUEST']._serialized_start=1083
+  _globals['_FETCHREQUEST']._serialized_end=1177
+  _globals['_RANGECHUNK']._serialized_start=1179
+  _globals['_RANGECHUNK']._serialized_end=1238
+  _globals['_ENVELOPE']._serialized_start=1241
+  _globals['_ENVELOPE']._serialized_end=2105
+  _globals['_HEADER']._serialized_start=2107
+  _globals['_HEADER']._serialized_end=2219
+  _globals['_RECORD']._serialized_start=2221
+  _globals['_RECORD']._serialized_end=2311
+  _globals['_MEMBER']._serialized_start=2313
+  _globals['_MEMBER']._serialized_end=2356
+  _globals['_BALLOT']._serialized_start=2358
+  _globals['_BALLOT']._serialized_end=2394
+  _globals['_NO_BALLOT']._serialized_start=2396
+  _globals['_NO_BALLOT']._serialized_end=2435
+  _globals['_STAGERESULT']._serialized_start=2437
+  _globals['_STAGERESULT']._serialized_end=2525
+  _globals['_SHARE']._serialized_start=2527
+  _globals['_SHARE']._serialized_end=2606
+  _globals['_COMMIT']._serialized_start=2609
+  _globals['_COMMIT']._serialized_end=2739
+  _globals['_SEATING']._serialized_start=2741
+  _globals['_SEATING']._serialized_end=2834
+  _globals['_ROSTER']._serialized_start=2837
+  _globals['_ROSTER']._serialized_end=2981
+  _globals['_CONTACT']._serialized_start=2983
+  _globals['_CONTACT']._serialized_end=3023
+  _globals['_HOP']._serialized_start=3025
+  _globals['_HOP']._serialized_end=3059
+  _globals['_ROUTE']._serialized_start=3061
+  _globals['_ROUTE']._serialized_end=3118
+  _globals['_HEARTBEAT']._serialized_start=3120
+  _globals['_HEARTBEAT']._serialized_end=3232
+  _globals['_WISH']._serialized_start=3234
+  _globals['_WISH']._serialized_end=3343
+  _globals['_GOODBYE']._serialized_start=3345
+  _globals['_GOODBYE']._serialized_end=3405
+  _globals['_SUSPECT']._serialized_start=3407
+  _globals['_SUSPECT']._serialized_end=3467
+  _globals['_RECORDSWANTED']._serialized_start=3469
+  _globals['_RECORDSWANTED']._serialized_end=3498
+  _globals['_REDUCEREADY']._serialized_start=3501
+  _globals['_REDUCEREADY']._serialized_end=3683
+  _globals['_REDUCEDREPORT']._serialized_start=3686
+  _globals['_REDUCEDREPORT']._serialized_end=3820
+  _globals['_STALLED']._serialized_start=3822
+  _globals['_STALLED']._serialized_end=3947
+  _globals['_APPLIEDREPORT']._serialized_start=3949
+  _globals['_APPLIEDREPORT']._serialized_end=4062
+  _globals['_EVALUATED']._serialized_start=4064
+  _globals['_EVALUATED']._serialized_end=4180
+  _globals['_HELD']._serialized_start=4182
+  _globals['_HELD']._serialized_end=4239
+  _globals['_PROPOSE']._serialized_start=4241
+  _globals['_PROPOSE']._serialized_end=4354
+  _globals['_DECIDE']._serialized_start=4356
+  _globals['_DECIDE']._serialized_end=4468
+  _globals['_SEATWORK']._serialized_start=4470
+  _globals['_SEATWORK']._serialized_end=4551
+  _globals['_OPENSTEP']._serialized_start=4554
+  _globals['_OPENSTEP']._serialized_end=4769
+  _globals['_REDUCEMEMBER']._serialized_start=4771
+  _globals['_REDUCEMEMBER']._serialized_end=4873
+  _globals['_STARTREDUCE']._serialized_start=4876
+  _globals['_STARTREDUCE']._serialized_end=5012
+  _globals['_VOIDSTEP']._serialized_start=5014
+  _globals['_VOIDSTEP']._serialized_end=5106
+  _globals['_PROBE']._serialized_start=5108
+  _globals['_PROBE']._serialized_end=5202
+  _globals['_OPENEVALUATION']._serialized_start=5205
+  _globals['_OPENEVALUATION']._serialized_end=5358
+  _globals['_STANDING']._serialized_start=5361
+  _globals['_STANDING']._serialized_end=5503
+  _globals['_ORDER']._serialized_start=5505
+  _globals['_ORDER']._serialized_end=5563
+  _globals['_PIPEHEADER']._serialized_start=5566
+  _globals['_PIPEHEADER']._serialized_end=5764
+  _globals['_REDUCEHEADER']._serialized_start=5767
+  _globals['_REDUCEHEADER']._serialized_end=5906
+  _globals['_STREAMS']._serialized_start=5908
+  _globals['_STREAMS']._serialized_end=6025
+  _globals['_LIBRARY']._serialized_start=6028
+  _globals['_LIBRARY']._serialized_end=6216
 # @@protoc_insertion_point(module_scope)

@@ -40,6 +40,14 @@ class Hello(_message.Message):
     to: str
     def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[str] = ..., peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., to: _Optional[str] = ...) -> None: ...
 
+class Answer(_message.Message):
+    __slots__ = ("welcome", "closing")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    CLOSING_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    closing: Closing
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., closing: _Optional[_Union[Closing, _Mapping]] = ...) -> None: ...
+
 class Welcome(_message.Message):
     __slots__ = ("peer", "incarnation")
     PEER_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +55,14 @@ class Welcome(_message.Message):
     peer: str
     incarnation: int
     def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class Closing(_message.Message):
+    __slots__ = ("code", "sentence")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    sentence: str
+    def __init__(self, code: _Optional[str] = ..., sentence: _Optional[str] = ...) -> None: ...
 
 class PayloadHead(_message.Message):
     __slots__ = ("header", "codec", "shape", "num_bytes")

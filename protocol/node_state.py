@@ -357,6 +357,7 @@ class NodeState:
             self.bench.commit(commit, message.shares, now)
         else:
             self._enroll(message.record)
+            self.bench.go_on(now)
 
     def _enroll(self, roster: Roster) -> None:
         for leave in roster.leaves:
@@ -368,8 +369,7 @@ class NodeState:
             self._out.append(Note("joined", fields))
             if join.member == self.config.member:
                 self.bench.take_seat(join)
-        stages = tuple(sorted(self.bench.seats))
-        self._out.append(PublishLease(stages, self.ballot.term, self.coordinator is not None))
+        self._out.append(PublishLease(tuple(sorted(self.bench.seats)), self.ballot.term, self.coordinator is not None))
 
     # ---- a step ----
 

@@ -106,7 +106,7 @@ class Workbench:
             seat.phase = SeatPhase.IDLE
             seat.state.digest = event.digest
             self._out.append(Say(f"holding stage {event.stage} ({seat.state.role})"))
-            self._go_on(now)
+            self.go_on(now)
 
     # ---- a step ----
 
@@ -118,10 +118,10 @@ class Workbench:
             return
         if message.step > self._chain.step:
             self._pending = message
-            self._go_on(now)
+            self.go_on(now)
 
-    def _go_on(self, now: float) -> None:
-        """Begin what is pending and possible; look again at payloads that came early."""
+    def go_on(self, now: float) -> None:
+        """Something changed: begin what is pending and possible now; look again at payloads that came early."""
         step = self._pending
         if step and step.parent == self._chain.head and self.settled:
             self._open_pending(step, now)
@@ -203,7 +203,7 @@ class Workbench:
             state_id = self._chain.state_ids[stage]
             self._out.append(Apply(stage, commit.step, commit.attempt, scale, rate * seat.state.lr_factor, state_id))
         self.open = None
-        self._go_on(now)
+        self.go_on(now)
 
     def _fall_behind(self, seat: Seat, commit: Commit) -> None:
         """A commit that this replica has no sum for: it can only catch up from a sibling, later."""
@@ -230,7 +230,7 @@ class Workbench:
         facts = {"stage": event.stage, "state_id": event.state_id, "digest": event.digest, "step": event.step}
         self._out.append(Note("committed", facts | {"contributors": seat.contributors}))
         self._tell_leader(AppliedReport(self.ballot, event.stage, event.step, event.state_id, event.digest))
-        self._go_on(now)
+        self.go_on(now)
 
     # ---- payloads and outcomes ----
 
@@ -332,7 +332,7 @@ class Workbench:
         """Admit held-out microbatches once the parent is the head here."""
         self.introduce(message.contacts)
         self._pending_evaluation = message
-        self._go_on(now)
+        self.go_on(now)
 
     def _evaluation_of(self, parent: str, step: int) -> Evaluation:
         if self._evaluation is None or self._evaluation.parent != parent:

@@ -130,6 +130,16 @@ def test_a_voided_attempt_is_not_opened_by_a_late_message() -> None:
     assert work.open
 
 
+def test_a_step_that_was_opened_before_its_roster_arrived_begins_with_the_roster() -> None:
+    node = NodeState(NodeConfig(MANIFEST, Member("me", 1), "me", "me:1"))
+    roster = Roster(node.chain.head, 0, tuple(Seating(stage, holder(stage), "active") for stage in STAGES), (), (LEAD,))
+    step = OpenStep(BALLOT, 1, 1, record_id(roster), (), (), (), ())
+    node.handle(MessageReceived("lead", 1, step), 0.1)
+    assert node.bench.open is None
+    node.handle(MessageReceived("lead", 1, Decide(BALLOT, roster, ())), 0.2)
+    assert node.bench.open == step
+
+
 def test_early_payloads_of_a_voided_attempt_are_released() -> None:
     work, chain = bench()
     route = Route(0, (Hop(0, "lead"), Hop(1, "me"), Hop(0, "lead")))

@@ -194,9 +194,11 @@ class World:
         self.tell(node, "thaws")
         node.frozen = False
         backlog, node.backlog = list(node.backlog), deque()
-        ticks = [entry for entry in backlog if entry[0] == self._tick][:1]
-        others = [e for e in backlog if e[0] != self._tick and not (forgetful and e[0] in (self._arrive, self._deliver))]
-        ordered = ticks + others if self.rng.random() < 0.5 else others + ticks
+        rest = [e for e in backlog if e[0] == self._execute]
+        ticks = [e for e in backlog if e[0] == self._tick][:1]
+        lost = (self._arrive, self._deliver) if forgetful else ()
+        others = [e for e in backlog if e[0] not in (self._execute, self._tick, *lost)]
+        ordered = rest + (ticks + others if self.rng.random() < 0.5 else others + ticks)
         for index, (call, args) in enumerate(ordered):
             self.post(self.now + 1e-6 * index, node, call, *args)
 

@@ -14,6 +14,7 @@ from node.sim.invariants import Invariants
 from node.sim.machine import require
 from node.sim.network import Network
 from node.sim.nodes import Decider, MakeState, NodeSpec, SimNode
+from protocol.events import LeaveAsked
 from protocol.ids import Member
 from protocol.manifest import Manifest, from_mapping
 from protocol.node_state import NodeConfig, NodeState
@@ -73,6 +74,8 @@ def _replicas(rng: random.Random, num_stages: int) -> list[int]:
     replicas = [rng.choice((1, 1, 2, 2, 3)) for _ in range(num_stages)]
     while sum(replicas) > MAX_NODES:
         replicas[max(range(num_stages), key=replicas.__getitem__)] -= 1
+    least, second = sorted(range(num_stages), key=replicas.__getitem__)[:2]
+    replicas[second] = replicas[least]  # so that one of the two is not the founder's stage
     return replicas
 
 
@@ -234,7 +237,9 @@ class Trial:
         for node in self.world.alive():
             if node.spec.member in {member for _, member in self.watch.place.seats}:
                 require(waits_for in node.says, f"{node!r} says {node.says!r} and not what it waits for: {waits_for}")
-        self._quiet()
+        if waits_for != "coordinator":
+            self._quiet()
+        self._leave()
         return f"waits for {waits_for.split(maxsplit=1)[0]}"
 
     def _may_do_either(self) -> str:
@@ -242,8 +247,15 @@ class Trial:
         self.world.run(lambda: self.watch.step >= self.scenario.manifest.last_step, 3 * SETTLE_S)
         if self.watch.step >= before + STEPS_AFTER:
             return "resumed"
-        self._quiet()
+        self._leave()
         return "stopped"
+
+    def _leave(self) -> None:
+        """Everybody is told to go and goes at once, owing nothing."""
+        for node in self.world.alive():
+            require(not node.frozen, f"{node!r} is still frozen")
+            self.world.handle(node, LeaveAsked("the simulation ends"))
+            require(node.exit is not None, f"{node!r} does not leave")
 
     def _quiet(self) -> None:
         for node in self.world.alive():

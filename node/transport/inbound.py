@@ -6,8 +6,10 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import grpc
+from grpc import aio
 
 from node.transport.assembly import Assembly, Budget
 from node.transport.channel import Context, within
@@ -33,6 +35,31 @@ _STATUS: dict[FaultCode, grpc.StatusCode] = {
 }
 
 
+class _NodeClosesError(Exception):
+    """This node ends a stream because it leaves."""
+
+
+@dataclass(slots=True)
+class _OpenStream:
+    """A stream from a peer, and the handler task that gRPC made for it."""
+
+    incarnation: int
+    task: asyncio.Task[object] | None
+    reason: Exception | None = None
+
+    def end(self, reason: Exception) -> None:
+        """Let the handler end with this reason; gRPC would tell the other side nothing of a cancelled one."""
+        if self.reason is None and self.task is not None:
+            self.reason = reason
+            self.task.cancel()
+
+    def raise_reason(self) -> None:
+        """In a cancelled handler: raises why, if it was us who cancelled it."""
+        if self.reason is not None and self.task is not None:
+            self.task.uncancel()
+            raise self.reason from None
+
+
 class Inbound:
     """Handlers of the `Streams` service. A peer has at most one stream of each kind; a newer one replaces it.
 
@@ -45,7 +72,7 @@ class Inbound:
         self._around = around
         self._learn = learn
         self._on_defect = on_defect
-        self._streams: dict[tuple[PeerId, Lane], tuple[int, asyncio.Task[object] | None]] = {}
+        self._streams: dict[tuple[PeerId, Lane], _OpenStream] = {}
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """For `Server.add_generic_rpc_handlers`; frames stay bytes, so that sizes are checked before parsing."""
@@ -59,28 +86,37 @@ class Inbound:
 
     def close(self) -> None:
         """End all streams from others."""
-        for _, task in self._streams.values():
-            if task is not None:
-                task.cancel()
+        for open_stream in self._streams.values():
+            open_stream.end(_NodeClosesError())
 
     def _guarded(
         self, lane: Lane, body: Callable[[Hello, Context], Awaitable[None]]
     ) -> Callable[[object, Context], Awaitable[None]]:
         async def handler(_requests: object, context: Context) -> None:
             try:
-                async with self._greeted(lane, context) as hello:
-                    await body(hello, context)
-            except WireError as fault:
-                self._around.arrivals.counts[f"refused_{fault.code}"] += 1
-                log.warning("closed a %s stream from %s: %s", lane, context.peer(), fault)
-                # Ahead of the status, which gRPC replaces by one of its own where the other side is amid a write.
-                await context.write(encode_answer(Closing(fault.code, str(fault)[:MAX_STRING_CHARS])))
-                await context.abort(_STATUS.get(fault.code, grpc.StatusCode.INVALID_ARGUMENT), str(fault))
+                await self._until_fault(lane, body, context)
+            except aio.AbortError:
+                raise
+            except aio.BaseError:
+                return  # the other side is gone and hears nothing
             except Exception as defect:
                 self._on_defect(defect)
                 raise
 
         return handler
+
+    async def _until_fault(self, lane: Lane, body: Callable[[Hello, Context], Awaitable[None]], context: Context) -> None:
+        try:
+            async with self._greeted(lane, context) as hello:
+                await body(hello, context)
+        except _NodeClosesError:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "this node is closing its streams")
+        except WireError as fault:
+            self._around.arrivals.counts[f"refused_{fault.code}"] += 1
+            log.warning("closed a %s stream from %s: %s", lane, context.peer(), fault)
+            # Ahead of the status, which gRPC replaces by one of its own where the other side is amid a write.
+            await context.write(encode_answer(Closing(fault.code, str(fault)[:MAX_STRING_CHARS])))
+            await context.abort(_STATUS.get(fault.code, grpc.StatusCode.INVALID_ARGUMENT), str(fault))
 
     @asynccontextmanager
     async def _greeted(self, lane: Lane, context: Context) -> AsyncIterator[Hello]:
@@ -90,12 +126,15 @@ class Inbound:
             raise WireError("order", "a stream begins with a Hello")
         hello = decode_hello(data)
         self._admit(hello, context)
-        key, me = (hello.peer, lane), (hello.incarnation, asyncio.current_task())
+        key, me = (hello.peer, lane), _OpenStream(hello.incarnation, asyncio.current_task())
         self._replace(key, me)
         try:
             await context.write(encode_answer(self._welcome()))
             self._heard(hello, len(data))
             yield hello
+        except asyncio.CancelledError:
+            me.raise_reason()
+            raise
         finally:
             if self._streams.get(key) is me:
                 del self._streams[key]
@@ -106,16 +145,16 @@ class Inbound:
         if self._around.security.peer_of(context) not in (None, hello.peer):
             raise WireError("peer", f"this connection is not that of peer {hello.peer[-8:]}")
 
-    def _replace(self, key: tuple[PeerId, Lane], me: tuple[int, asyncio.Task[object] | None]) -> None:
+    def _replace(self, key: tuple[PeerId, Lane], me: _OpenStream) -> None:
         known = self._streams.get(key)
         if known is None and len(self._streams) >= 2 * self._around.config.max_peers:
             raise WireError("memory", f"{len(self._streams)} streams are open here already")
         if known is not None:
-            incarnation, task = known
-            if incarnation > me[0]:
-                raise WireError("stale", f"incarnation {incarnation} of this peer is here already, {me[0]} is older")
-            if task is not None:
-                task.cancel()
+            if known.incarnation > me.incarnation:
+                raise WireError(
+                    "stale", f"incarnation {known.incarnation} of this peer is here already, {me.incarnation} is older"
+                )
+            known.end(WireError("stale", "a newer stream of this peer has taken the place of this one"))
         self._streams[key] = me
 
     def _welcome(self) -> Welcome:

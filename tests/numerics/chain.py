@@ -16,9 +16,9 @@ from protocol.schedule import gradient_scale, learning_rate
 from tests.numerics.harness import Trajectory, split_flat, stage_order
 
 
-async def run_chain(manifest: Manifest, tokens: TokenSource, num_replicas: int = 1) -> Trajectory:
+async def run_chain(manifest: Manifest, tokens: TokenSource, num_replicas: int = 1, device: str = "cpu") -> Trajectory:
     """All steps of a run on `num_replicas` executors that each hold every stage and share the microbatches."""
-    replicas = [TorchExecutor(manifest, tokens, inline=True) for _ in range(num_replicas)]
+    replicas = [TorchExecutor(manifest, tokens, device, inline=True) for _ in range(num_replicas)]
     for replica in replicas:
         for stage in range(manifest.num_stages):
             await replica.create(stage)

@@ -119,7 +119,7 @@ async def test_a_newer_attempt_starts_from_zero_and_an_older_one_is_refused(exec
 
     async def there_and_back(step: int, attempt: int) -> np.ndarray:
         for op in ("forward", "backward"):
-            await executor.compute(Work(op, 1, step, attempt, 0), payload)  # type: ignore[arg-type]
+            await executor.compute(Work(op, 1, step, attempt, 0), payload)
         return (await gradient(executor, 1)).copy()
 
     once = await there_and_back(3, 0)
@@ -250,12 +250,11 @@ async def test_evaluation_runs_on_held_out_tokens_and_retains_nothing(executor: 
         def microbatch(self, step: int, microbatch: int) -> Any:
             return tokens.validation(microbatch)
 
-    payload: Payload | None = None
-    for op, stage in (("embed", 0), ("forward", 1), ("forward", 2), ("head", 0)):
+    result = await executor.compute(Work("embed", 0, 1, 0, 3, evaluate=True), None)
+    for op, stage in (("forward", 1), ("forward", 2), ("head", 0)):
         work = Work(op, stage, 1, 0, 3, evaluate=True)  # type: ignore[arg-type]
-        result = await executor.compute(work, payload)
-        payload = result.payload
-    assert payload is None
+        result = await executor.compute(work, result.payload)
+    assert result.payload is None
     assert result.tokens == manifest.batch.tokens_per_microbatch
     assert not any(seat_of(executor, stage).retained for stage in range(3))
     trained = TorchExecutor(manifest, Held(manifest), inline=True)

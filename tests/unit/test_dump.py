@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ from safetensors import safe_open
 
 from node.dump import write_dump
 
+ROOT = Path(__file__).parents[2]
 PARAMETERS = [("model.norm.weight", (3,)), ("lm_head.weight", (2, 4))]
 WEIGHTS = np.arange(11, dtype="<f4")
 
@@ -34,6 +37,11 @@ def test_an_earlier_dump_is_replaced_and_a_wrong_one_leaves_it(tmp_path: Path) -
     with safe_open(path, framework="numpy") as file:
         assert file.metadata() == {"state_id": "2"}
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_dumping_and_token_sources_do_without_torch() -> None:
+    code = "import sys, node.dump, node.stage.tokens; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=30)
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

@@ -90,10 +90,12 @@ def test_swarm_equals_plain_loop(num_block_stages: int, swapped: bool, num_repli
 def test_equal_runs_have_equal_bits() -> None:
     """One replica per stage: digests do not depend on what the network did."""
     manifest = manifest_of(4, swapped=True, max_steps=5)
-    digests = []
+    tokens, digests = RandomTokens(manifest), []
+
+    def make(_: int) -> TorchExecutor:
+        return TorchExecutor(manifest, tokens, inline=True)
+
     for seed in (1, 2):
-        tokens = RandomTokens(manifest)
-        make = lambda _: TorchExecutor(manifest, tokens, inline=True)  # noqa: E731
         nodes = run_virtual(MemorySwarm(manifest, list(range(5)), make, seed=seed).run())
         digests.append(sorted((line["stage"], line["step"], line["digest"]) for n in nodes for line in n.lines("committed")))
     assert digests[0] == digests[1]

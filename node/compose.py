@@ -1,0 +1,346 @@
+"""How a node is put together: the one place that knows all adapters. `run_node` is a node's whole life.
+
+Order: state directory, manifest or invite, sockets (so that a port in use is told at once), directory, manifest from a peer,
+data, executor, decisions. Closing goes the other way round, each part within a bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from random import SystemRandom
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from node.clock import SystemClock
+from node.config import NodeSettings
+from node.data.files import BlobFiles
+from node.data.lazy import LazyTokens, bring_shards
+from node.desk import Desk
+from node.event_log import EventLog
+from node.http import HttpServer
+from node.identity import Identity, StateLock, double_start_error, find_double, load_or_create, next_incarnation
+from node.keys import OrganiserKey
+from node.manifest_file import load
+from node.payloads import HandlePool
+from node.ports import Lease, PeerError, UnusableError
+from node.reach import announced
+from node.running import FILE_NAME as RUNNING_FILE
+from node.running import Running
+from node.runtime import Observers, Ports, Runtime
+from node.screen import Introduction, Screen
+from node.serving import Shelf
+from node.signals import Signals
+from node.state_store import DirectoryStore
+from protocol.addresses import multiaddress, parse_host_port
+from protocol.commands import Command
+from protocol.ids import Member
+from protocol.invite import Invite, parse
+from protocol.manifest import Manifest, from_mapping
+from protocol.node_state import NodeConfig, NodeState
+
+if TYPE_CHECKING:
+    from node.directory import HivemindDirectory
+    from node.transport.grpc_transport import GrpcTransport
+
+ORGANISER_FILE = "organiser.key"
+REDIAL_S = 60.0
+FETCH_AGAIN_S = 1.0
+CLOSE_S = 4.0
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the run's description comes from: a manifest file (its organiser starts it) or an invite."""
+
+    manifest_file: Path | None = None
+    invite: str = ""
+
+
+def run_node(settings: NodeSettings, source: Source) -> int:
+    """Run a node until it leaves; returns the exit code. Raises `UnusableError` for what its user must change."""
+    with Signals() as signals, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        node = _Node(settings, source, signals)
+        try:
+            return runner.run(node.run())
+        except asyncio.CancelledError:
+            return signals.exit_code
+        except BaseExceptionGroup as group:
+            raise _usable(group) from None
+
+
+def _usable(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The `UnusableError` in the group, or else the group: a defect of ours shows its traceback."""
+    error: BaseException | None = group.subgroup(UnusableError)
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error or group
+
+
+@dataclass(frozen=True, slots=True)
+class _Home:
+    """What belongs to the state directory."""
+
+    store: DirectoryStore
+    identity: Identity
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What is known of the run before its manifest is."""
+
+    run_id: str
+    digest: str
+    initial_peers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Network:
+    """What is listened on, and what peers are found through."""
+
+    http: HttpServer
+    transport: GrpcTransport
+    directory: HivemindDirectory
+    initial_peers: tuple[str, ...]
+
+
+class _Node:
+    def __init__(self, settings: NodeSettings, source: Source, signals: Signals) -> None:
+        self._settings, self._source, self._signals = settings, source, signals
+        self._clock = SystemClock()
+        self._screen = Screen(self._clock, json=settings.json)
+        self._pool = HandlePool()
+        file = source.manifest_file
+        self._blobs = BlobFiles(settings.state_dir / "data", [file.parent, Path()] if file else [Path()])
+        self._shelf = Shelf(self._blobs)
+        self._desk = Desk(self._clock, self._shelf)
+        self._refused: asyncio.Future[None] | None = None
+        self._helpers: list[asyncio.Task[None]] = []
+
+    async def run(self) -> int:
+        """From the state directory to the last closed socket."""
+        self._signals.watch(asyncio.get_running_loop())
+        self._refused = asyncio.get_running_loop().create_future()
+        invite = parse(self._source.invite) if self._source.invite else None
+        with self._screen, StateLock.take(self._settings.state_dir):
+            store = DirectoryStore.open(self._settings.state_dir)
+            identity = load_or_create(self._settings.state_dir)
+            home = _Home(store, identity, Member(identity.peer, next_incarnation(self._settings.state_dir)))
+            async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
+                code = await (self._join(home, invite, group, stack) if invite else self._start(home, group, stack))
+            self._screen.summary()
+        return code
+
+    # ---- the run's description ----
+
+    async def _start(self, home: _Home, group: asyncio.TaskGroup, stack: AsyncExitStack) -> int:
+        manifest = self._own_manifest()
+        tokens = LazyTokens(manifest, self._blobs)
+        tokens.open()
+        network = await self._open_network(home, _Run(manifest.run_id, manifest.digest), group, stack)
+        return await self._live(home, manifest, network, tokens, group, stack)
+
+    def _own_manifest(self) -> Manifest:
+        """The organiser's manifest, with the organiser's key in it."""
+        assert self._source.manifest_file, "only the organiser has a manifest file"
+        manifest, path = load(self._source.manifest_file), self._settings.state_dir / ORGANISER_FILE
+        if manifest.organiser:
+            return manifest
+        key = OrganiserKey.load(path) if path.exists() else OrganiserKey.create(path)
+        return from_mapping(manifest.model_dump() | {"organiser": key.public})
+
+    async def _join(self, home: _Home, invite: Invite, group: asyncio.TaskGroup, stack: AsyncExitStack) -> int:
+        run = _Run(invite.run_id, invite.manifest_digest, invite.addresses)
+        network = await self._open_network(home, run, group, stack)
+        manifest, leases = await self._fetched_manifest(invite, network.directory)
+        tokens = LazyTokens(manifest, self._blobs)
+        if self._settings.stage == 0:
+            for failure in await bring_shards(manifest, self._blobs, [lease.address for lease in leases]):
+                log.warning("%s", failure)
+            tokens.open()
+        return await self._live(home, manifest, network, tokens, group, stack)
+
+    async def _fetched_manifest(self, invite: Invite, directory: HivemindDirectory) -> tuple[Manifest, list[Lease]]:
+        """From any peer of the run, checked against the invite's digest; waits until one is there."""
+        from node.transport.fetch import fetch_manifest
+
+        while True:
+            leases = [lease for lease in await directory.leases() if not lease.leaving]
+            for lease in leases:
+                try:
+                    return from_mapping(json.loads(await fetch_manifest(lease.address, invite.manifest_digest))), leases
+                except (PeerError, ValueError) as error:
+                    self._screen.say(f"peer {lease.peer[-8:]} does not give the manifest: {error}")
+            if not leases:
+                self._screen.say("waiting for a peer of the run")
+            await self._clock.sleep(FETCH_AGAIN_S)
+
+    # ---- the network ----
+
+    async def _open_network(self, home: _Home, run: _Run, group: asyncio.TaskGroup, stack: AsyncExitStack) -> _Network:
+        host, port = parse_host_port(self._settings.metrics)
+        http = HttpServer.open(host, port, self._desk.sources())
+        stack.callback(http.close)
+        transport = await self._open_transport(home, run.run_id, group)
+        stack.push_async_callback(_bounded, transport.close, "the streams")
+        directory = await self._open_directory(home, run, group)
+        stack.push_async_callback(_bounded, directory.close, "the directory")
+        return _Network(http, transport, directory, run.initial_peers)
+
+    async def _open_transport(self, home: _Home, run_id: str, group: asyncio.TaskGroup) -> GrpcTransport:
+        from node.transport.config import Hooks, TransportConfig
+        from node.transport.grpc_transport import GrpcTransport
+
+        member, settings = home.member, self._settings
+        config = TransportConfig(run_id, member.peer, member.incarnation, listen=settings.listen, announce=settings.announce)
+        hooks = Hooks(on_bytes=self._desk.on_bytes, on_refused=self._on_refused)
+        return await GrpcTransport.start(config, self._pool, group, SystemRandom(), self._shelf.library(), hooks)
+
+    def _on_refused(self, peer: str, sentence: str) -> None:
+        """A node that holds nothing yet and is refused has no place in the run."""
+        self._screen.say(f"peer {peer[-8:]} refuses this node: {sentence}")
+        if self._refused and not self._refused.done() and not self._desk.is_seated:
+            self._refused.set_exception(UnusableError(4, f"peer {peer[-8:]} refuses this node: {sentence}"))
+
+    async def _open_directory(self, home: _Home, run: _Run, group: asyncio.TaskGroup) -> HivemindDirectory:
+        from node.directory import DirectoryConfig, HivemindDirectory
+
+        settings = self._settings
+        host, _ = parse_host_port(settings.listen)
+        config = DirectoryConfig(
+            run_digest=run.digest,
+            identity=home.identity,
+            runtime_dir=settings.state_dir,
+            listen=multiaddress(host, settings.dht_port),
+            announce=(settings.dht_announce,) if settings.dht_announce else (),
+            initial_peers=run.initial_peers,
+            start_timeout_s=settings.bootstrap_timeout_s,
+            bootstrap_timeout_s=settings.bootstrap_timeout_s,
+            on_daemon_death=self._screen.say,
+        )
+        self._screen.say("entering the directory")
+        return await HivemindDirectory.start(config, group)
+
+    # ---- life ----
+
+    async def _live(
+        self,
+        home: _Home,
+        manifest: Manifest,
+        network: _Network,
+        tokens: LazyTokens,
+        group: asyncio.TaskGroup,
+        stack: AsyncExitStack,
+    ) -> int:
+        from node.stage.executor import TorchExecutor
+
+        settings = self._settings
+        executor = TorchExecutor(manifest, tokens, settings.device, settings.threads)
+        stack.push_async_callback(_bounded, executor.close, "the computation")
+        sink = EventLog.open(settings.state_dir / "events.jsonl", self._clock, self._screen.say)
+        stack.callback(sink.close)
+        address = settings.announce or announced(network.transport.address, network.initial_peers)
+        stage = -1 if settings.stage is None else settings.stage
+        founder = self._source.manifest_file is not None
+        state = NodeState(NodeConfig(manifest, home.member, settings.name, address, founder, stage))
+        await self._refuse_double(home, network.directory, address)
+        ports = Ports(self._clock, network.directory, network.transport, executor, self._pool, sink)
+        runtime = Runtime(ports, state, network.http.address, self._desk.verify, self._observers())
+        self._shelf.fill(state, executor)
+        self._desk.open(state, runtime, network.directory, network.transport)
+        self._spawn(group, network.http.serve(), "http")
+        self._spawn(group, self._raise_refusal(), "refusals")
+        self._spawn(group, self._redial(network.directory), "redial")
+        self._announce(home, state, network)
+        self._signals.on_leave = runtime.leave
+        if self._signals.received:
+            runtime.leave(f"asked by {self._signals.received.name}")
+        end = await runtime.run()
+        self._screen.say(end.sentence)
+        for task in self._helpers:
+            task.cancel()
+        if end.code:
+            raise UnusableError(end.code, end.sentence)
+        return end.code
+
+    def _observers(self) -> Observers:
+        metrics = self._desk.metrics
+
+        def on_command(command: Command) -> None:
+            metrics.observe_command(command)
+            self._screen.observe_command(command)
+
+        def on_lag(seconds: float) -> None:
+            metrics.loop_lag(seconds)
+            metrics.payload_bytes(self._pool.num_bytes, self._pool.peak_bytes)
+            self._desk.measure()
+
+        return Observers(metrics.observe_event, on_command, on_lag, metrics.published)
+
+    async def _refuse_double(self, home: _Home, directory: HivemindDirectory, address: str) -> None:
+        """The same identity must not run twice."""
+        from node.transport.fetch import describe
+
+        async def answers(lease: Lease) -> bool:
+            try:
+                return (await describe(lease.address)).peer == home.member.peer
+            except PeerError:
+                return False
+
+        m = home.member
+        own = Lease(m.peer, m.incarnation, "", address, "", (), 0, False, False, self._clock.wall() + 1.0)
+        double = await find_double(await directory.leases(), own, answers)
+        if double:
+            raise double_start_error(home.identity, double)
+
+    def _announce(self, home: _Home, state: NodeState, network: _Network) -> None:
+        settings, manifest = self._settings, state.config.manifest
+        stages = () if settings.stage is None else (settings.stage,)
+        why = "asked for" if stages else "the swarm decides"
+        who = Introduction(manifest.run_id, settings.name, home.member.peer, settings.device, stages, why, manifest.local)
+        self._screen.introduce(who, manifest.last_step)
+        running = Running(
+            pid=os.getpid(),
+            peer=home.member.peer,
+            invite=self._desk.invite(),
+            grpc=state.config.address,
+            http=network.http.address,
+            state_dir=str(settings.state_dir.absolute()),
+        )
+        home.store.write(RUNNING_FILE, running.line().encode())
+        self._screen.up(running)
+
+    # ---- tasks beside the runtime ----
+
+    def _spawn(self, group: asyncio.TaskGroup, work: Awaitable[None], name: str) -> None:
+        async def run() -> None:
+            await work
+
+        self._helpers.append(group.create_task(run(), name=name))
+
+    async def _raise_refusal(self) -> None:
+        assert self._refused, "made at the start"
+        await self._refused
+
+    async def _redial(self, directory: HivemindDirectory) -> None:
+        while True:
+            await self._clock.sleep(REDIAL_S)
+            await directory.redial()
+
+
+async def _bounded(close: Callable[[], Awaitable[None]], what: str) -> None:
+    """Close within a bound; what does not end in time ends with the process."""
+    try:
+        async with asyncio.timeout(CLOSE_S):
+            await close()
+    except TimeoutError:
+        log.warning("%s did not close within %.0f s", what, CLOSE_S)

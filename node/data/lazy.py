@@ -1,0 +1,55 @@
+"""Token shards of a node that may never need them: opened at the first use, brought from peers where no path has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from node.data.files import BlobFiles
+from node.data.remote import SourceError
+from node.data.store import Tokens, TokenStore, open_token_store
+from node.ports import PeerError
+from protocol.manifest import Manifest
+
+
+class LazyTokens:
+    """A `TokenSource`. Raises `UnusableError` at the first use where the data are not usable."""
+
+    def __init__(self, manifest: Manifest, blobs: BlobFiles) -> None:
+        self._manifest, self._blobs = manifest, blobs
+        self._store: TokenStore | None = None
+
+    def open(self) -> TokenStore:
+        """Find and check all shards now."""
+        if self._store is None:
+            self._store = open_token_store(self._manifest, self._blobs)
+        return self._store
+
+    def microbatch(self, step: int, microbatch: int) -> Tokens:
+        """See `TokenStore`."""
+        return self.open().microbatch(step, microbatch)
+
+    def validation(self, microbatch: int) -> Tokens:
+        """See `TokenStore`."""
+        return self.open().validation(microbatch)
+
+
+async def bring_shards(manifest: Manifest, blobs: BlobFiles, addresses: Iterable[str]) -> list[str]:
+    """Fetch shards that no local path has from any of the peers at these addresses, checked by digest.
+
+    Returns a sentence for each failure; what is missing in the end is told when the store is opened.
+    """
+    from node.transport.fetch import fetch_blob
+
+    failures, peers = [], list(addresses)
+    for shard in blobs.missing(manifest):
+        for address in peers:
+            try:
+                data = await fetch_blob(address, shard.digest, shard.num_bytes)
+                with blobs.writer(shard) as out:
+                    out.write(data)
+                    out.commit()
+            except (PeerError, SourceError) as error:
+                failures.append(f"{address} does not give token shard {shard.digest[:16]}: {error}")
+                continue
+            break
+    return failures

@@ -1,0 +1,104 @@
+"""A node's desk: what its HTTP server and the hooks of its streams are answered with."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from node.http import HttpSources, Weights
+from node.keys import order_verifier
+from node.metrics import Metrics
+from node.ports import Clock, Directory, UnusableError
+from node.runtime import Runtime
+from node.serving import Shelf
+from node.transport.grpc_transport import GrpcTransport
+from protocol.events import MessageReceived
+from protocol.invite import MAX_ADDRESSES, Invite, mint
+from protocol.messages import Order
+from protocol.node_state import NodeState
+from protocol.orders import refusal
+
+FIELDS = {"action", "serial", "signature"}
+
+
+class Desk:
+    """Sockets are bound before there is anything to tell; `open` is called when the node is put together."""
+
+    def __init__(self, clock: Clock, shelf: Shelf) -> None:
+        self.metrics = Metrics(clock)
+        self._clock, self._shelf = clock, shelf
+        self._state: NodeState | None = None
+        self._runtime: Runtime | None = None
+        self._directory: Directory | None = None
+        self._transport: GrpcTransport | None = None
+
+    def sources(self) -> HttpSources:
+        """For the HTTP server."""
+        return HttpSources(self.status, self.metrics, self.invite, self._shelf_dump, self.obey)
+
+    def open(self, state: NodeState, runtime: Runtime, directory: Directory, transport: GrpcTransport) -> None:
+        """From now on there is something to tell."""
+        self._state, self._runtime, self._directory, self._transport = state, runtime, directory, transport
+        config = state.config
+        self.metrics.peer, self.metrics.lapse_s = config.member.peer, config.manifest.timing.lapse_s
+        self.metrics.identify(run_id=config.manifest.run_id, peer=config.member.peer, name=config.name)
+
+    # ---- HTTP ----
+
+    def status(self) -> dict[str, Any]:
+        """The object of `/status`."""
+        if self._state is None:
+            return {"pid": os.getpid(), "phase": "starting", "sentence": "starting", "seats": [], "view": []}
+        return self._state.snapshot(self._clock.monotonic()) | {"pid": os.getpid()}
+
+    def invite(self) -> str:
+        """A fresh invite with this node's addresses in front."""
+        if self._state is None or self._directory is None:
+            raise UnusableError(3, "the node is still starting; try again in a moment")
+        manifest = self._state.config.manifest
+        addresses = tuple(self._directory.addresses()[:MAX_ADDRESSES])
+        return mint(Invite(addresses, manifest.digest, manifest.name, manifest.organiser))
+
+    async def _shelf_dump(self, stage: int) -> Weights:
+        return await self._shelf.dump(stage)
+
+    def obey(self, body: bytes) -> str:
+        """A signed order, as JSON, into the swarm. Raises `ValueError` where it is not to be obeyed."""
+        if self._state is None or self._runtime is None:
+            raise ValueError("the node is still starting; try again in a moment")
+        told = json.loads(body)
+        if not isinstance(told, dict) or set(told) != FIELDS or type(told["serial"]) is not int:
+            raise ValueError(f"an order has exactly the fields {', '.join(sorted(FIELDS))}")
+        order = Order(str(told["action"]), told["serial"], str(told["signature"]))  # type: ignore[arg-type]
+        wrong = self._refusal(order)
+        if wrong:
+            raise ValueError(wrong)
+        member = self._state.config.member
+        self._runtime.dispatch(MessageReceived(member.peer, member.incarnation, order))
+        return f"order {order.action} passed on to the coordinator"
+
+    # ---- streams and runtime ----
+
+    def verify(self, order: Order) -> bool:
+        """Is it the organiser's?"""
+        return self._refusal(order) == ""
+
+    def _refusal(self, order: Order) -> str:
+        assert self._state, "orders are looked at by a node that is put together"
+        manifest = self._state.config.manifest
+        return refusal(order, manifest.run_id, 0, order_verifier(manifest.organiser))
+
+    @property
+    def is_seated(self) -> bool:
+        """Does this node hold a stage?"""
+        return self._state is not None and bool(self._state.bench.seats)
+
+    def on_bytes(self, kind: str, direction: str, num_bytes: int) -> None:
+        """Hook of the transport."""
+        self.metrics.wire(kind, "received" if direction == "in" else "sent", num_bytes)
+
+    def measure(self) -> None:
+        """Bring the gauges up to date; called with each tick."""
+        for queue, length in (self._transport.queues() if self._transport else {}).items():
+            self.metrics.queue(queue, length)

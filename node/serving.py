@@ -1,0 +1,94 @@
+"""What a running node gives to others: the manifest and data by digest, ranges of its stages, weights for a dump."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from pathlib import Path
+
+from node.data.files import BlobFiles
+from node.http import Weights
+from node.ports import StageExecutor, UnusableError
+from node.transport.config import FetchRequest, HeldStage, Library
+from protocol.manifest import Manifest
+from protocol.node_state import NodeState
+from protocol.seat import Seat
+
+TRIES = 5
+
+
+class Shelf:
+    """Reads of this node's state and files; empty until it is filled. A read of a stage is of one state_id, or it fails."""
+
+    def __init__(self, blobs: BlobFiles) -> None:
+        self._blobs = blobs
+        self._manifest: Manifest | None = None
+        self._state: NodeState | None = None
+        self._executor: StageExecutor | None = None
+        self._sizes: dict[int, int] = {}
+
+    def fill(self, state: NodeState, executor: StageExecutor) -> None:
+        """From now on there is something to read."""
+        self._manifest, self._state, self._executor = state.config.manifest, state, executor
+
+    def library(self) -> Library:
+        """For the transport."""
+        return Library(self.read_blob, self.read_range, self.held)
+
+    def _seats(self) -> dict[int, Seat]:
+        return self._state.bench.seats if self._state else {}
+
+    def held(self) -> tuple[HeldStage, ...]:
+        """Stages whose state can be fetched now."""
+        facts = [seat.state for _, seat in sorted(self._seats().items()) if seat.state.digest]
+        return tuple(HeldStage(f.stage, f.state_id, f.step, self._num_elements(f.stage)) for f in facts)
+
+    def _num_elements(self, stage: int) -> int:
+        assert self._executor, "a node with a seat has an executor"
+        if stage not in self._sizes:
+            self._sizes[stage] = sum(math.prod(shape) for _, shape in self._executor.parameters(stage))
+        return self._sizes[stage]
+
+    async def read_blob(self, digest: str, offset: int, size: int) -> bytes | None:
+        """Bytes of the manifest, the tokenizer or a token shard; None where it is not here."""
+        if self._manifest and digest == self._manifest.digest:
+            return self._manifest.canonical()[offset : offset + size]
+        path = self._blobs.blob_path(digest)
+        return None if path is None else await asyncio.to_thread(_read, path, offset, size)
+
+    async def read_range(self, request: FetchRequest) -> memoryview | None:
+        """Elements of a stage as of `state_id`; None where the node holds another state (any more)."""
+        seat = self._settled_seat(request.stage)
+        if seat is None or self._executor is None or seat.state.state_id != request.state_id:
+            return None
+        if request.first + request.count > self._num_elements(request.stage):
+            return None
+        data = await self._executor.export(request.stage, request.section, request.first, request.count)
+        return data if self._settled_seat(request.stage) is seat and seat.state.state_id == request.state_id else None
+
+    def _settled_seat(self, stage: int) -> Seat | None:
+        seat = self._seats().get(stage)
+        return seat if seat and seat.state.digest and seat.settled else None
+
+    async def dump(self, stage: int) -> Weights:
+        """The stage's weights as last committed. `UnusableError(2)` where this node does not hold the stage."""
+        if self._executor is None or self._manifest is None or stage not in self._seats():
+            held = ", ".join(map(str, sorted(self._seats()))) or "none"
+            raise UnusableError(2, f"this node does not hold stage {stage} (it holds: {held}); ask the node that does")
+        count = self._num_elements(stage)
+        for _ in range(TRIES):
+            seat = self._settled_seat(stage)
+            if seat is not None:
+                state_id, step = seat.state.state_id, seat.state.step
+                data = await self.read_range(FetchRequest(stage, state_id, "weights", 0, count))
+                if data is not None:
+                    facts = {"state_id": state_id, "step": str(step), "stage": str(stage), "run_id": self._manifest.run_id}
+                    return Weights(self._executor.parameters(stage), data, facts)
+            await asyncio.sleep(0.1)
+        raise UnusableError(3, f"stage {stage} changes faster than it can be read; pause the run or try again")
+
+
+def _read(path: Path, offset: int, size: int) -> bytes:
+    with path.open("rb") as file:
+        return os.pread(file.fileno(), size, offset)

@@ -38,6 +38,7 @@ from protocol.events import (
     Tick,
 )
 from protocol.ids import Ballot, Member, PeerId
+from protocol.leader import Leader
 from protocol.manifest import Manifest
 from protocol.messages import (
     AppliedReport,
@@ -67,7 +68,11 @@ from protocol.messages import (
 from protocol.records import Commit, Roster
 from protocol.status import snapshot
 from protocol.view import PeerNews, View
+from protocol.watch import Watch
 from protocol.workbench import Workbench
+
+Handler = Callable[[PeerId, int, Any, float], None]
+"""(sender, its incarnation, message, now)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,24 +100,22 @@ class NodeState:
         self.view = View(manifest.timing.lapse_s)
         self.acceptor = Acceptor()
         self.bench = Workbench(manifest, me.peer, self.chain)
-        self.ballot = Ballot(1, me.peer) if config.founder else Ballot(0, "")
+        self.leader = Leader(self.acceptor, me if config.founder else None)
         self.coordinator = Coordinator(manifest, me, self.ballot, self.chain, self.view) if config.founder else None
-        self.leader: PeerId = me.peer if config.founder else ""
         self.phase: Phase = "waiting" if config.founder else "starting"
         self.sentence = ""
         self.validation: tuple[int, float] = (-1, 0.0)
         self._manifest, self._me = manifest, me.peer
         self._watched_step: OpenStep | None = None
-        self._watch: dict[PeerId, None] = {}
-        self._probes: dict[PeerId, float] = {}
+        self._watch = Watch(self.view, 4 * manifest.timing.lapse_s)
         self._next_beat = 0.0
-        self._leads_as, self._leader_restarted, self._leaderless = 0, False, False
+        self._leaderless = False
         self._standing: Standing | None = None
         self._finish_at: float | None = None
         self._exiting = False
         self._inbox: deque[tuple[PeerId, int, Message]] = deque()
         self._out: list[Command] = []
-        self._messages: dict[type, Callable[[PeerId, int, Any, float], None]] = {
+        self._messages: dict[type, Handler] = {
             Heartbeat: self._on_heartbeat,
             Wish: self._on_wish,
             Goodbye: self._on_goodbye,
@@ -124,14 +127,14 @@ class NodeState:
             Held: self._on_report,
             AppliedReport: self._on_applied_report,
             Evaluated: self._on_evaluated,
-            Propose: self._on_propose,
-            Decide: self._on_decide,
-            OpenStep: self._on_open_step,
-            StartReduce: self._on_start_reduce,
-            VoidStep: self._on_void,
-            Probe: self._on_probe,
-            OpenEvaluation: self._on_open_evaluation,
-            Standing: self._on_standing,
+            Propose: self._led(self._on_propose),
+            Decide: self._led(self._on_decide),
+            OpenStep: self._led(self._on_open_step),
+            StartReduce: self._led(self._on_start_reduce),
+            VoidStep: self._led(self._on_void),
+            Probe: self._led(self._on_probe),
+            OpenEvaluation: self._led(self._on_open_evaluation),
+            Standing: self._led(self._on_standing),
             Order: self._on_order,
         }
         self._events: dict[type, Callable[[Any, float], None]] = {
@@ -155,6 +158,11 @@ class NodeState:
         self._settle(now)
         out, self._out = self._out, []
         return out
+
+    @property
+    def ballot(self) -> Ballot:
+        """The highest ballot of the coordinator that this node follows."""
+        return self.leader.ballot
 
     def snapshot(self, now: float) -> dict[str, Any]:
         """The node as `/status` shows it (docs/contract.md)."""
@@ -202,46 +210,39 @@ class NodeState:
 
     def _on_leases(self, event: LeasesSeen, now: float) -> None:
         self.bench.introduce([*event.others, *([event.coordinator] if event.coordinator else [])])
-        if event.coordinator and not self.leader:
-            self.leader = self.bench.leader = event.coordinator.peer
-            self.view.expect(self.leader, now)
+        if event.coordinator and not self.leader.peer:
+            self.leader.learn(event.coordinator.peer)
+            self.bench.leader = self.leader.peer
+            self.view.expect(self.leader.peer, now)
             self._next_beat = now
-        if not self.leader:
+        if not self.leader.peer:
             self._say("waiting: no coordinator is known yet")
 
     def _on_message(self, event: MessageReceived, now: float) -> None:
         self.view.heard(event.peer, now)
-        before = self.ballot
+        self.leader.heard(event.peer, event.incarnation)
         self._messages[type(event.message)](event.peer, event.incarnation, event.message, now)
-        if self.ballot > before:
-            self._leads_as, self._leader_restarted = event.incarnation, False
-        elif event.peer == self.leader:
-            self._leads_as = self._leads_as or event.incarnation
-            self._leader_restarted |= event.incarnation > self._leads_as
 
-    def _follows(self, peer: PeerId, ballot: Ballot) -> bool:
-        """A coordinator speaks: is it the one with the highest ballot that was seen here?"""
-        if ballot.peer != peer or not self.acceptor.follow(ballot):
-            return False
-        self.ballot, self.leader = ballot, peer
-        self.bench.ballot, self.bench.leader = ballot, peer
-        return True
+    def _led(self, handler: Handler) -> Handler:
+        """Only the coordinator that this node follows gets through to `handler`."""
+
+        def checked(peer: PeerId, incarnation: int, message: Any, now: float) -> None:
+            if self.leader.speaks(peer, incarnation, message.ballot):
+                self.bench.ballot, self.bench.leader = self.leader.ballot, peer
+                handler(peer, incarnation, message, now)
+
+        return checked
 
     def _on_heartbeat(self, peer: PeerId, incarnation: int, beat: Heartbeat, now: float) -> None:
         self.view.heard(peer, now)
         known = self.view.news.get(peer)
         if known is None or incarnation >= known.incarnation:
             self.view.news[peer] = PeerNews(incarnation, beat.ballot, beat.head, beat.step, beat.attempt)
-        if peer not in self._watch and peer != self.leader and self.coordinator is None:
+        if peer not in self._watch and peer != self.leader.peer and self.coordinator is None:
             self._send(peer, self._beat())
-            self._watch_for_a_while(peer, now)
+            self._watch.for_a_while(peer, now)
         if self.coordinator:
             self.coordinator.on_heartbeat(peer, beat, now)
-
-    def _watch_for_a_while(self, peer: PeerId, now: float) -> None:
-        """Answer the heartbeats of a peer that probes, without answering answers for ever."""
-        self._watch.setdefault(peer)
-        self._probes[peer] = now + 4 * self._manifest.timing.lapse_s
 
     def _beat(self) -> Heartbeat:
         o = self.bench.open
@@ -249,10 +250,10 @@ class NodeState:
         return Heartbeat(self.config.member.incarnation, self.ballot, self.chain.head, step, attempt)
 
     def _on_probe(self, peer: PeerId, _: int, message: Probe, now: float) -> None:
-        if self._follows(peer, message.ballot) and message.member.peer != self._me:
+        if message.member.peer != self._me:
             self.bench.introduce([Contact(message.member.peer, message.address)])
             self.view.expect(message.member.peer, now)
-            self._watch_for_a_while(message.member.peer, now)
+            self._watch.for_a_while(message.member.peer, now)
             self._send(message.member.peer, self._beat())
 
     # ---- facts for the coordinator ----
@@ -268,7 +269,7 @@ class NodeState:
         self.view.forget(peer)
         if self.coordinator:
             self.coordinator.on_goodbye(message.member, message.reason)
-        elif peer == self.leader:
+        elif peer == self.leader.peer:
             self.view.expect(peer, now - 2 * self._manifest.timing.lapse_s)
 
     def _on_suspect(self, peer: PeerId, _: int, message: Suspect, now: float) -> None:
@@ -319,14 +320,12 @@ class NodeState:
     def _on_order(self, peer: PeerId, _: int, message: Order, now: float) -> None:
         if self.coordinator:
             self.coordinator.on_order(message)
-        elif peer != self.leader:
-            self._send(self.leader, message)
+        elif peer != self.leader.peer:
+            self._send(self.leader.peer, message)
 
     # ---- decisions of the coordinator ----
 
     def _on_propose(self, peer: PeerId, _: int, message: Propose, now: float) -> None:
-        if not self._follows(peer, message.ballot):
-            return
         wrong = self.chain.fits(message.record)
         if wrong and message.record.parent != self.chain.head:
             self._send(peer, RecordsWanted(self.chain.head))
@@ -338,7 +337,7 @@ class NodeState:
             self._send(peer, Held(message.ballot, held.id))
 
     def _on_decide(self, peer: PeerId, _: int, message: Decide, now: float) -> None:
-        if not self._follows(peer, message.ballot) or message.record.parent != self.chain.head:
+        if message.record.parent != self.chain.head:
             return
         wrong = self.chain.fits(message.record)
         if wrong:
@@ -374,22 +373,18 @@ class NodeState:
     # ---- a step ----
 
     def _on_open_step(self, peer: PeerId, _: int, message: OpenStep, now: float) -> None:
-        if self._follows(peer, message.ballot):
-            if message.step > self.chain.step and message.parent != self.chain.head:
-                self._send(peer, RecordsWanted(self.chain.head))
-            self.bench.ask_open(message, now)
+        if message.step > self.chain.step and message.parent != self.chain.head:
+            self._send(peer, RecordsWanted(self.chain.head))
+        self.bench.ask_open(message, now)
 
     def _on_start_reduce(self, peer: PeerId, _: int, message: StartReduce, now: float) -> None:
-        if self._follows(peer, message.ballot):
-            self.bench.start_reduce(message)
+        self.bench.start_reduce(message)
 
     def _on_void(self, peer: PeerId, _: int, message: VoidStep, now: float) -> None:
-        if self._follows(peer, message.ballot):
-            self.bench.void(message)
+        self.bench.void(message)
 
     def _on_open_evaluation(self, peer: PeerId, _: int, message: OpenEvaluation, now: float) -> None:
-        if self._follows(peer, message.ballot):
-            self.bench.ask_evaluation(message, now)
+        self.bench.ask_evaluation(message, now)
 
     def _on_payload(self, event: PayloadArrived, now: float) -> None:
         self.view.heard(event.peer, now)
@@ -398,9 +393,7 @@ class NodeState:
     def _watch_neighbours(self, step: OpenStep, now: float) -> None:
         """A step was opened here: exchange heartbeats with those that it names."""
         self._watched_step = step
-        self._watch = dict.fromkeys([*step.watch, *self._probes])
-        for peer in step.watch:
-            self.view.expect(peer, now)
+        self._watch.name(step.watch, now)
         self.phase = "training"
 
     # ---- time ----
@@ -414,16 +407,13 @@ class NodeState:
             self._suspect_lapsed(now)
             if self.coordinator:
                 self.coordinator.on_tick(now)
-        for peer in [p for p, until in self._probes.items() if now >= until]:
-            del self._probes[peer]
-            if self._watched_step is None or peer not in self._watched_step.watch:
-                self._watch.pop(peer, None)
+        self._watch.expire(now)
         self.bench.check_deadline(now)
         self._check_leader(now)
         self._check_finish(now)
 
     def _beat_all(self) -> None:
-        peers = dict.fromkeys([self.leader, *self._watch])
+        peers = dict.fromkeys([self.leader.peer, *self._watch])
         if self.coordinator:
             peers |= dict.fromkeys(m.peer for m in self.chain.members())
             peers |= dict.fromkeys(self.coordinator.gathering.wishes)
@@ -431,26 +421,27 @@ class NodeState:
         for peer in peers:
             if peer != self._me:
                 self._send(peer, beat)
-        if self.chain.member_of(self._me) != self.config.member and self.leader:
+        if self.chain.member_of(self._me) != self.config.member:
             c = self.config
-            self._send(self.leader, Wish(c.member, c.wished_stage, c.name, c.address, c.memory_bytes))
+            self._send(self.leader.peer, Wish(c.member, c.wished_stage, c.name, c.address, c.memory_bytes))
 
     def _suspect_lapsed(self, now: float) -> None:
-        for peer in self._watch:
+        for peer in self._watch.lapsed(now):
             member = self.chain.member_of(peer)
-            if member and self.coordinator is None and self.view.lapsed(peer, now):
+            if member and self.coordinator is None:
                 reason = f"not heard for {self.view.silent_s(peer, now):.1f} s"
-                self._send(self.leader, Suspect(member, reason))
+                self._send(self.leader.peer, Suspect(member, reason))
 
     def _check_leader(self, now: float) -> None:
-        if self.coordinator or not self.leader or self.phase == "finished":
+        leader = self.leader
+        if self.coordinator or not leader.peer or self.phase == "finished":
             return
-        lapsed = "is not heard; the run goes on when it comes back" if self.view.lapsed(self.leader, now) else ""
-        why = "was restarted and leads no more" if self._leader_restarted else lapsed
+        lapsed = "is not heard; the run goes on when it comes back" if self.view.lapsed(leader.peer, now) else ""
+        why = "was restarted and leads no more" if leader.restarted else lapsed
         if why:
             self.phase, self._leaderless = "waiting", True
-            self._say(f"waiting: the coordinator {self.leader[-8:]} {why}")
-        elif self._leaderless and self.view.silent_s(self.leader, now) < self._manifest.timing.heartbeat_s:
+            self._say(f"waiting: the coordinator {leader.peer[-8:]} {why}")
+        elif self._leaderless and self.view.silent_s(leader.peer, now) < self._manifest.timing.heartbeat_s:
             self._leaderless, standing = False, self._standing
             self.phase = standing.phase if standing else "waiting"
             self._say(standing.sentence if standing else "waiting: the coordinator is back")
@@ -458,8 +449,6 @@ class NodeState:
     # ---- the end ----
 
     def _on_standing(self, peer: PeerId, _: int, message: Standing, now: float) -> None:
-        if not self._follows(peer, message.ballot):
-            return
         self._standing, self.phase = message, message.phase
         if message.validation_step >= 0:
             self.validation = (message.validation_step, message.validation_loss)
@@ -484,7 +473,7 @@ class NodeState:
     def _on_leave(self, event: LeaveAsked, now: float) -> None:
         self.phase = "leaving"
         goodbye = Goodbye(self.config.member, event.reason)
-        peers = dict.fromkeys([self.leader, *self._watch])
+        peers = dict.fromkeys([self.leader.peer, *self._watch])
         if self.coordinator:
             peers |= dict.fromkeys(m.peer for m in self.chain.members())
         for peer in peers:

@@ -134,6 +134,7 @@ def test_a_step_that_was_opened_before_its_roster_arrived_begins_with_the_roster
     node = NodeState(NodeConfig(MANIFEST, Member("me", 1), "me", "me:1"))
     roster = Roster(node.chain.head, 0, tuple(Seating(stage, holder(stage), "active") for stage in STAGES), (), (LEAD,))
     step = OpenStep(BALLOT, 1, 1, record_id(roster), (), (), (), ())
+    node.handle(LeasesSeen(Contact("lead", "lead:1"), ()), 0.0)
     node.handle(MessageReceived("lead", 1, step), 0.1)
     assert node.bench.open is None
     node.handle(MessageReceived("lead", 1, Decide(BALLOT, roster, ())), 0.2)

@@ -1,0 +1,42 @@
+"""Whom a node exchanges heartbeats with, the coordinator apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from protocol.ids import PeerId
+from protocol.view import View
+
+
+class Watch:
+    """Peers that the newest open step names, and for a while those that somebody asked about or that asked."""
+
+    def __init__(self, view: View, while_s: float) -> None:
+        self._view = view
+        self._while_s = while_s
+        self._named: dict[PeerId, None] = {}
+        self._until: dict[PeerId, float] = {}
+
+    def __iter__(self) -> Iterator[PeerId]:
+        return iter(dict.fromkeys([*self._named, *self._until]))
+
+    def __contains__(self, peer: PeerId) -> bool:
+        return peer in self._named or peer in self._until
+
+    def name(self, peers: Iterable[PeerId], now: float) -> None:
+        """A step was opened here: from now on the silence of these peers counts."""
+        self._named = dict.fromkeys(peers)
+        for peer in self._named:
+            self._view.expect(peer, now)
+
+    def for_a_while(self, peer: PeerId, now: float) -> None:
+        """Answer the heartbeats of a peer that probes or is probed, without answering answers for ever."""
+        self._until[peer] = now + self._while_s
+
+    def expire(self, now: float) -> None:
+        """Time has passed."""
+        self._until = {peer: until for peer, until in self._until.items() if now < until}
+
+    def lapsed(self, now: float) -> list[PeerId]:
+        """Those that are silent for too long."""
+        return [peer for peer in self if self._view.lapsed(peer, now)]

@@ -24,6 +24,7 @@ from protocol.addresses import Multiaddress, check_announce, parse_multiaddress
 MAX_REMEMBERED = 64
 MAX_DEATHS = 3
 DEATH_WINDOW_S = 60.0
+RESTART_PAUSE_S = 0.2
 _log = logging.getLogger(__name__)
 
 
@@ -240,13 +241,14 @@ class HivemindDirectory:
             self._listen = replace(self._listen, port=parse_multiaddress(self._visible[0]).port)
 
     async def _tear_down(self) -> None:
+        # p2pd first: it would end by itself once its client is gone, and its exit status could be reaped twice.
+        if self._daemon is not None:
+            await self._daemon.stop()
         if self._node is not None:
             self._node.is_alive = False
         if self._p2p is not None:
             await self._p2p.shutdown()
         await end_tasks(self._their_tasks)
-        if self._daemon is not None:
-            await self._daemon.stop()
 
     async def _remember(self) -> set[str]:
         """Peers that are connected now."""
@@ -279,22 +281,31 @@ class HivemindDirectory:
                 restart.close()
 
     async def _restart(self) -> None:
-        alive = False
-        while not alive:
-            now = time.monotonic()
-            if len(self._deaths) == MAX_DEATHS and now - self._deaths[0] < DEATH_WINDOW_S:
-                raise UnusableError(
-                    CANNOT_REACH, f"p2pd died {MAX_DEATHS + 1} times in {DEATH_WINDOW_S:g} s: see the log for its last words"
-                )
-            self._deaths.append(now)
-            await self._tear_down()
-            await self._bring_up()
-            with owning(self._their_tasks):
-                await self._entrance.redial(self._node, [*self._config.initial_peers, *self._remembered.values()])
-            alive = self._daemon is not None and self._daemon.alive
+        while not await self._restarted():
+            await asyncio.sleep(RESTART_PAUSE_S)
         self._up.set()
         if self._last is not None and self._last.expires > self._config.wall():
             await self.publish(self._last)
+
+    async def _restarted(self) -> bool:
+        """Whether p2pd is back. Raises `UnusableError(3)` when it has died or failed too often of late."""
+        self._deaths.append(time.monotonic())
+        hopeless = len(self._deaths) == MAX_DEATHS and self._deaths[-1] - self._deaths[0] < DEATH_WINDOW_S
+        await self._tear_down()
+        try:
+            await self._bring_up()
+        except UnusableError:
+            if hopeless:
+                raise
+            return False
+        with owning(self._their_tasks):
+            await self._entrance.redial(self._node, [*self._config.initial_peers, *self._remembered.values()])
+        alive = self._daemon is not None and self._daemon.alive
+        if hopeless and not alive:
+            raise UnusableError(
+                CANNOT_REACH, f"p2pd, the network process of the directory, died {MAX_DEATHS} times in a minute"
+            )
+        return alive
 
 
 def _is_good(future: asyncio.Future[Any]) -> bool:

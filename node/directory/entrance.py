@@ -7,10 +7,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from node.directory.library import DHTID, Multiaddr, P2PDaemonError, P2PHandlerError, PeerID, dht_pb2
+from node.directory.library import DHTID, P2PDaemonError, P2PHandlerError, PeerID, connect, dht_pb2
 from node.ports import UnusableError
 from protocol.addresses import Multiaddress, parse_multiaddress
 from protocol.ids import PeerId
@@ -95,7 +95,7 @@ class Entrance:
         peer = PeerID.from_base58(address.peer)
         try:
             async with asyncio.timeout(self.answer_timeout_s):
-                await node.p2p._client.connect(peer, [Multiaddr(f"/{address.kind}/{address.host}/tcp/{address.port}")])
+                await connect(node.p2p, peer, str(replace(address, peer="")))
                 asked = self.wall()
                 request = dht_pb2.PingRequest(peer=node.protocol.node_info, validate=True)
                 answer = await node.protocol.get_stub(peer).rpc_ping(request, timeout=self.answer_timeout_s)

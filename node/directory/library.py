@@ -33,8 +33,14 @@ with warnings.catch_warnings():
     from hivemind.dht.validation import CompositeValidator, DHTRecord
     from hivemind.p2p import P2P, PeerID
     from hivemind.p2p.p2p_daemon_bindings.p2pclient import Client
-    from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerError
-    from hivemind.proto import dht_pb2
+    from hivemind.p2p.p2p_daemon_bindings.utils import (
+        P2PDaemonError,
+        P2PHandlerError,
+        raise_if_failed,
+        read_pbmsg_safe,
+        write_pbmsg,
+    )
+    from hivemind.proto import dht_pb2, p2pd_pb2
     from hivemind.utils import MSGPackSerializer
     from hivemind.utils.crypto import RSAPrivateKey
     from hivemind.utils.multiaddr import Multiaddr
@@ -55,6 +61,7 @@ __all__ = [
     "RSASignatureValidator",
     "SchemaValidator",
     "attach",
+    "connect",
     "create_node",
     "dht_pb2",
     "end_tasks",
@@ -161,6 +168,19 @@ async def attach(socket: Path) -> Any:
     p2p._client = await Client.create(control_maddr=p2p._daemon_listen_maddr, listen_maddr=p2p._client_listen_maddr)
     p2p._alive = True
     return p2p
+
+
+async def connect(p2p: Any, peer: Any, address: str) -> None:
+    """Dial a peer. As the client's own `connect`, which leaves its socket open when cancelled."""
+    reader, writer = await p2p._client.control.daemon_connector.open_connection()
+    try:
+        dial = p2pd_pb2.ConnectRequest(peer=peer.to_bytes(), addrs=[Multiaddr(address).to_bytes()])
+        await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=dial))
+        response = p2pd_pb2.Response()
+        await read_pbmsg_safe(reader, response)
+    finally:
+        writer.close()
+    raise_if_failed(response)
 
 
 async def create_node(p2p: Any, validator: Any, node_id: Any) -> Any:

@@ -208,7 +208,11 @@ class _Pages:
     async def invite(self, request: Request) -> Response:
         if self._from.invite is None:
             return _absent("invites are not minted here")
-        return PlainTextResponse(self._from.invite() + "\n", headers={"cache-control": "no-store"})
+        try:
+            token = self._from.invite()
+        except UnusableError as error:
+            return PlainTextResponse(f"{error}\n", status_code=503)
+        return PlainTextResponse(token + "\n", headers={"cache-control": "no-store"})
 
     async def dump(self, request: Request) -> Response:
         if self._from.dump is None or not _is_local(request):

@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
+from node.plain_text import printable
 from node.ports import UnusableError
 
 UNREACHABLE, REFUSED = 3, 4
@@ -54,7 +55,7 @@ def stream(
                     raise UnusableError(UNREACHABLE, f"{address} sent more than {limit} bytes")
                 yield chunk
     except urllib.error.HTTPError as error:
-        sentence = error.read(1000).decode(errors="replace").strip() or error.reason
+        sentence = printable(error.read(1000).decode(errors="replace").strip() or error.reason)
         raise UnusableError(REFUSED if error.code == 403 else UNREACHABLE, f"{address}: {sentence}") from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or error

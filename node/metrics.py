@@ -36,7 +36,6 @@ class Metrics:
         self.peer, self.lapse_s = peer, lapse_s
         self._clock = clock
         self._loss_step = 0
-        self._published_at: float | None = None
         self._committed_step: dict[int, int] = {}
         self._steps = _StepTimes(clock)
         self._define_run()
@@ -141,9 +140,9 @@ class Metrics:
         self._payload.set(held)
         self._payload_peak.set(peak)
 
-    def published(self, at: float) -> None:
-        """Monotonic time at which the directory last took this node's lease."""
-        self._published_at = at
+    def lease_age(self, seconds: float) -> None:
+        """Since the directory last took this node's lease."""
+        self._lease_age.set(seconds)
 
     def loop_lag(self, seconds: float) -> None:
         """One measurement of the event loop."""
@@ -159,8 +158,6 @@ class Metrics:
         """(body, content type) for a scrape; `status` (as on /status) sets what it tells better."""
         if status is not None:
             self._observe_status(status)
-        if self._published_at is not None:
-            self._lease_age.set(self._clock.monotonic() - self._published_at)
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 

@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from node.plain_text import printable
 from node.ports import Clock
 from node.progress import Progress, duration
 from node.running import Running
@@ -138,7 +139,7 @@ class Screen:
 
     def line(self, sentence: str) -> None:
         """One line, above the live one."""
-        self._console.print(sentence, markup=False, highlight=False)
+        self._console.print(printable(sentence), markup=False, highlight=False)
 
     def log_handler(self) -> logging.Handler:
         """For the root logger: records become lines."""
@@ -151,7 +152,7 @@ class Screen:
             return
         table = Table.grid(padding=(0, 2))
         for name, value in rows:
-            table.add_row(f"[dim]{name}[/dim]", Text(value, overflow="fold"))
+            table.add_row(f"[dim]{name}[/dim]", Text(printable(value), overflow="fold"))
         self._console.print(table)
 
     def _refresh(self) -> None:

@@ -140,13 +140,6 @@ def test_render_shows_the_status(metrics: Metrics) -> None:
     assert any(line.startswith("process_resident_memory_bytes ") for line in lines)
 
 
-def test_lease_age_grows_until_the_next_one(metrics: Metrics, clock: StepClock) -> None:
-    metrics.published(clock.now)
-    clock.now += 7
-    metrics.render()
-    assert value(metrics, "regrow_lease_age_seconds") == 7
-
-
 def test_names_follow_the_conventions(metrics: Metrics) -> None:
     for family in metrics.registry.collect():
         assert family.documentation, family.name

@@ -102,6 +102,13 @@ def test_a_terminal_gets_a_live_line_and_names_as_they_are() -> None:
     assert "error: disk [/]" in text
 
 
+def test_what_peers_say_cannot_drive_the_terminal() -> None:
+    screen, out, _ = plain()
+    screen.say("bad tensor from \x1b[2Jevil\n\x07" + "x" * 5000)
+    assert out.getvalue().startswith("bad tensor from ?[2Jevil??xxx")
+    assert len(out.getvalue()) < 2100
+
+
 def test_json_is_the_only_thing_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     with Screen(StepClock(), json=True) as screen:
         screen.introduce(Introduction("run-1", "", "12D3peer", "cpu", (1,), "asked for", local=True), 9)

@@ -1,0 +1,96 @@
+"""Commands that ask a running node to do something: stop, pause, resume, debug dump."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from node.cli.options import WHERE_HELP, StateDir, local_address, some_address
+
+Where = Annotated[str | None, typer.Argument(metavar="[INVITE|HOST:PORT]", help=WHERE_HELP, show_default=False)]
+Key = Annotated[
+    Path | None,
+    typer.Option("--key", metavar="FILE", help="The organiser's key. Default: the one in --state-dir."),
+]
+KEY_FILE = "organiser.key"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    panel = "Organise a run (with its organiser's key)"
+    app.command(rich_help_panel=panel)(stop)
+    app.command(rich_help_panel=panel)(pause)
+    app.command(rich_help_panel=panel)(resume)
+    debug = typer.Typer(no_args_is_help=True, help="Look inside a running node.")
+    debug.command()(dump)
+    app.add_typer(debug, name="debug")
+
+
+def stop(where: Where = None, state_dir: StateDir = None, key: Key = None) -> int:
+    """End the run: the step in progress is committed, then all nodes exit.
+
+    Example: **regrow stop --state-dir organiser**
+    """
+    return _order("stop", where, state_dir, key)
+
+
+def pause(where: Where = None, state_dir: StateDir = None, key: Key = None) -> int:
+    """Hold the run after the step in progress, until it is resumed."""
+    return _order("pause", where, state_dir, key)
+
+
+def resume(where: Where = None, state_dir: StateDir = None, key: Key = None) -> int:
+    """Go on with a run that was paused."""
+    return _order("resume", where, state_dir, key)
+
+
+def _order(action: Literal["stop", "pause", "resume"], where: str | None, state_dir: Path | None, key_file: Path | None) -> int:
+    from node import http_client
+    from node.keys import OrganiserKey, sign_order
+
+    if key_file is None:
+        if state_dir is None:
+            raise ValueError(f"{action} needs the organiser's key: name it with --key FILE")
+        key_file = state_dir / KEY_FILE
+    key = OrganiserKey.load(key_file)
+    address = some_address(where, state_dir)
+    status = http_client.status(address)
+    # Milliseconds: later orders have higher serials, from whichever machine they are given.
+    order = sign_order(key, str(status["run_id"]), action, time.time_ns() // 1_000_000)
+    body = json.dumps({"action": order.action, "serial": order.serial, "signature": order.signature}).encode()
+    sentence = b"".join(http_client.stream(address, "/order", body=body, limit=10_000)).decode(errors="replace")
+    print(sentence.strip())
+    return 0
+
+
+def dump(
+    stage: Annotated[int, typer.Option("--stage", min=0, metavar="S", help="Which stage.")],
+    out: Annotated[Path, typer.Option("--out", metavar="F.safetensors", help="File to write.")],
+    where: Annotated[str | None, typer.Argument(metavar="[HOST:PORT]", show_default=False)] = None,
+    state_dir: StateDir = None,
+) -> int:
+    """Write a stage's weights, as its node last committed them, to a safetensors file.
+
+    Example: **regrow debug dump --state-dir node1 --stage 2 --out stage2.safetensors**
+    """
+    from node import http_client
+
+    address = local_address(where, state_dir)
+    if address is None:
+        raise ValueError("debug dump asks a node on this machine: name --state-dir or HOST:PORT, not an invite")
+    unfinished = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        with unfinished.open("wb") as file:
+            for chunk in http_client.stream(address, f"/debug/dump?stage={stage}", timeout_s=60):
+                file.write(chunk)
+        unfinished.replace(out)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    print(f"stage {stage} written to {out}, {out.stat().st_size:,} bytes", file=sys.stderr)
+    return 0

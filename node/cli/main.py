@@ -1,0 +1,129 @@
+"""The `regrow` command. Errors become one line on stderr and the exit code of docs/contract.md; never a traceback.
+
+Nothing slow is imported here: each command imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from typer.exceptions import TyperException
+
+from node import __version__
+from node.cli import control, node_commands, prepare, swarm, try_out
+from node.plain_text import printable
+from node.ports import PeerError, UnusableError
+
+OK, FAILED, BAD_USE, UNREACHABLE = 0, 1, 2, 3
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+
+app = typer.Typer(
+    name="regrow",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Train one language model on many people's machines, which come and go.
+
+Each node holds one *stage* of the model. When a stage is lost, its neighbours rebuild it.
+
+See it work, on this machine alone: **regrow demo**
+
+Help a run that somebody invited you to: **regrow join INVITE**
+
+Start your own: **regrow init --preset tiny --data text.txt > run.yaml**, then **regrow start run.yaml**
+""",
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from protocol.version import PROTOCOL_VERSION
+
+        print(f"regrow {__version__} (protocol {PROTOCOL_VERSION})")
+        raise typer.Exit
+
+
+@app.callback()
+def _global(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options before the command."""
+
+
+for part in (try_out, node_commands, prepare, swarm, control):
+    part.add_to(app)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the process's exit code."""
+    try:
+        code = app(list(sys.argv[1:] if argv is None else argv), prog_name="regrow", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except KeyboardInterrupt:
+        return _fail(INTERRUPTED, "interrupted")
+    except typer.Abort:
+        return _fail(INTERRUPTED, "interrupted")
+    except BaseExceptionGroup as group:
+        return _of_group(group)
+    except (TyperException, UnusableError, PeerError, ValueError, OSError) as error:
+        return _of_error(error)
+    return code if isinstance(code, int) else OK
+
+
+def _of_error(error: BaseException) -> int:
+    match error:
+        case UnusableError(code=code):
+            return _fail(code, str(error))
+        case PeerError():
+            return _fail(UNREACHABLE, str(error))
+        case TyperException():
+            return _fail(BAD_USE, f"{_usage(error)}")
+        case OSError(strerror=str(reason), filename=filename) if filename is not None:
+            return _fail(BAD_USE, f"{filename}: {reason}")
+        case _:
+            return _fail(BAD_USE, str(error))
+
+
+def _usage(error: TyperException) -> str:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "regrow"
+    message = error.format_message().strip()
+    return f"{message} (see {command} --help)" if message else f"see {command} --help"
+
+
+def _of_group(group: BaseExceptionGroup[BaseException]) -> int:
+    """The user's errors of a TaskGroup; anything else in it is a defect and keeps its traceback."""
+    known, rest = group.split((UnusableError, PeerError, KeyboardInterrupt))
+    if rest is not None or known is None:
+        raise group
+    error: BaseException = known
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return _fail(INTERRUPTED, "interrupted") if isinstance(error, KeyboardInterrupt) else _of_error(error)
+
+
+def _fail(code: int, sentence: str) -> int:
+    for line in sentence.splitlines():
+        print(f"regrow: {printable(line)}", file=sys.stderr)
+    return code
+
+
+def run() -> None:
+    """Entry of `python -m node`."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,166 @@
+"""Commands that are a node's life, and `config`, which shows what they would use: start, join, config."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from node.cli.options import Json
+
+if TYPE_CHECKING:
+    from node.config import Resolved
+
+Stage = Annotated[int | None, typer.Option("--stage", metavar="S", help="Stage to hold. Default: where the run needs one.")]
+Listen = Annotated[
+    str | None, typer.Option("--listen", metavar="HOST:PORT", help="Where other nodes connect (gRPC); port 0 = any.")
+]
+Announce = Annotated[
+    str | None,
+    typer.Option("--announce", metavar="HOST:PORT", help="Where others reach --listen, if a router is in between."),
+]
+DhtPort = Annotated[int | None, typer.Option("--dht-port", metavar="PORT", help="Port of the directory; 0 = any.")]
+DhtAnnounce = Annotated[
+    str | None,
+    typer.Option("--dht-announce", metavar="ADDR", help="Where others reach it, such as /ip4/203.0.113.7/tcp/4000."),
+]
+MetricsAt = Annotated[
+    str | None,
+    typer.Option("--metrics", metavar="HOST:PORT", help="Where /metrics and /status are served; port 0 = any."),
+]
+State = Annotated[
+    Path | None, typer.Option("--state-dir", metavar="DIR", help="Folder of the node's identity, data and event log.")
+]
+Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+Threads = Annotated[int | None, typer.Option("--threads", metavar="N", help="Threads of the computation on a CPU.")]
+Name = Annotated[str | None, typer.Option("--name", help="Name that others see.")]
+LogLevel = Annotated[str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")]
+Patience = Annotated[
+    float | None,
+    typer.Option("--bootstrap-timeout-s", metavar="S", help="Seconds to wait for a first peer.", show_default=False),
+]
+Config = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="Settings as TOML; flags and REGROW_* come first.")
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    app.command(rich_help_panel="Help a run")(join)
+    app.command(rich_help_panel="Start a run of your own")(start)
+    app.command("config", rich_help_panel="Look at a run")(show_config)
+
+
+def start(
+    manifest: Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The manifest, as `init` prints it.")],
+    stage: Stage = None,
+    listen: Listen = None,
+    announce: Announce = None,
+    dht_port: DhtPort = None,
+    dht_announce: DhtAnnounce = None,
+    metrics: MetricsAt = None,
+    state_dir: State = None,
+    device: Device = None,
+    threads: Threads = None,
+    name: Name = None,
+    log_level: LogLevel = None,
+    bootstrap_timeout_s: Patience = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> int:
+    """Start a run: this node is its first, the others join with the invite that it prints.
+
+    The organiser's key is made in the state directory; who has it can pause and stop the run.
+
+    Example: **regrow start run.yaml --stage 0 --state-dir organiser**
+    """
+    resolved = _resolve(locals())
+    from node.compose import Source, run_node
+
+    return run_node(resolved.settings, Source(manifest_file=manifest))
+
+
+def join(
+    invite: Annotated[str, typer.Argument(metavar="INVITE", help="The token that somebody of the run gave you.")],
+    stage: Stage = None,
+    listen: Listen = None,
+    announce: Announce = None,
+    dht_port: DhtPort = None,
+    dht_announce: DhtAnnounce = None,
+    metrics: MetricsAt = None,
+    state_dir: State = None,
+    device: Device = None,
+    threads: Threads = None,
+    name: Name = None,
+    log_level: LogLevel = None,
+    bootstrap_timeout_s: Patience = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> int:
+    """Help a run: fetch its manifest from a peer, hold a stage, train until it is finished or you leave (Ctrl-C).
+
+    Others see this node's address and peer id. No code from elsewhere runs here.
+
+    Example: **regrow join regrow1:AbC... --name anna**
+    """
+    resolved = _resolve(locals())
+    from protocol.invite import parse
+
+    parse(invite)
+    from node.compose import Source, run_node
+
+    return run_node(resolved.settings, Source(invite=invite))
+
+
+def show_config(
+    stage: Stage = None,
+    listen: Listen = None,
+    announce: Announce = None,
+    dht_port: DhtPort = None,
+    dht_announce: DhtAnnounce = None,
+    metrics: MetricsAt = None,
+    state_dir: State = None,
+    device: Device = None,
+    threads: Threads = None,
+    name: Name = None,
+    log_level: LogLevel = None,
+    bootstrap_timeout_s: Patience = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> int:
+    """Show every setting of a node and where its value comes from: flag, REGROW_* variable, file or default.
+
+    Example: **REGROW_DEVICE=cpu regrow config**
+    """
+    resolved = _resolve(locals())
+    if as_json:
+        print(json.dumps(resolved.as_json()))
+        return 0
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2), header_style="bold")
+    for column in ("setting", "value", "from", "meaning"):
+        table.add_column(column, overflow="fold")
+    for row in resolved.rows():
+        if row.name != "json":
+            table.add_row(*(Text(cell) for cell in (row.name, row.value, row.origin, row.description)))
+    Console(highlight=False).print(table)
+    return 0
+
+
+def _resolve(flags: dict[str, Any]) -> Resolved:
+    """Settings from the options of a command; says on stderr what is odd about them."""
+    from node.config import resolve
+
+    given = {key: value for key, value in flags.items() if key not in ("manifest", "invite", "config", "as_json")}
+    given["json"] = flags["as_json"] or None
+    resolved = resolve(given, os.environ, flags["config"])
+    for note in resolved.notes:
+        print(f"regrow: {note}", file=sys.stderr)
+    return resolved

@@ -6,8 +6,8 @@ All errors are `PeerError` whose reason names the address; what arrives is verif
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -75,13 +75,14 @@ async def fetch_blob_to(
 
 async def _copy_blob(address: str, asked: BlobRequest, sink: Callable[[bytes], object], verify: Digest, asking: Asking) -> None:
     hasher, done = (blake3() if verify == "blake3" else hashlib.sha256()), 0
-    async for chunk in _chunks(address, "Blob", asked, asking):
-        if chunk.offset != done or done + len(chunk.data) > asked.size:
-            raise PeerError("", f"{address} sent bytes that nobody asked for")
-        hasher.update(chunk.data)
-        sink(chunk.data)
-        done += len(chunk.data)
-        asking.on_progress(done, asked.size)
+    async with aclosing(_chunks(address, "Blob", asked, asking)) as chunks:
+        async for chunk in chunks:
+            if chunk.offset != done or done + len(chunk.data) > asked.size:
+                raise PeerError("", f"{address} sent bytes that nobody asked for")
+            hasher.update(chunk.data)
+            sink(chunk.data)
+            done += len(chunk.data)
+            asking.on_progress(done, asked.size)
     if hasher.hexdigest() != asked.digest:
         raise PeerError("", f"what {address} sent ({done} bytes) is not {asked.digest}")
 
@@ -93,13 +94,14 @@ async def fetch_range(
     asked = FetchRequest(stage, state_id, section, first, count)
     check(asked)
     out, total = bytearray(), count * ELEMENT_BYTES
-    async for chunk in _chunks(address, "Fetch", asked, asking):
-        if chunk.first != first + len(out) // ELEMENT_BYTES or len(out) + len(chunk.data) > total:
-            raise PeerError("", f"{address} sent elements that nobody asked for")
-        if len(chunk.data) % ELEMENT_BYTES or blake3(chunk.data).digest() != chunk.checksum:
-            raise PeerError("", f"{address} sent elements whose checksum is wrong")
-        out += chunk.data
-        asking.on_progress(len(out), total)
+    async with aclosing(_chunks(address, "Fetch", asked, asking)) as chunks:
+        async for chunk in chunks:
+            if chunk.first != first + len(out) // ELEMENT_BYTES or len(out) + len(chunk.data) > total:
+                raise PeerError("", f"{address} sent elements that nobody asked for")
+            if len(chunk.data) % ELEMENT_BYTES or blake3(chunk.data).digest() != chunk.checksum:
+                raise PeerError("", f"{address} sent elements whose checksum is wrong")
+            out += chunk.data
+            asking.on_progress(len(out), total)
     if len(out) != total:
         raise PeerError("", f"{address} sent {len(out)} of {total} bytes of stage {stage}")
     return out
@@ -117,7 +119,7 @@ async def _library(address: str, asking: Asking) -> AsyncIterator[Any]:
         await channel.close()
 
 
-async def _chunks(address: str, method: str, asked: Any, asking: Asking) -> AsyncIterator[Any]:
+async def _chunks(address: str, method: str, asked: Any, asking: Asking) -> AsyncGenerator[Any, None]:
     async with _library(address, asking) as stub:
         call = getattr(stub, method)(to_pb(asked))
         patience = asking.first_s

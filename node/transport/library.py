@@ -45,7 +45,10 @@ class LibraryService(swarm_pb2_grpc.LibraryServicer):
         offset, end = max(asked.offset, 0), asked.offset + asked.size
         while offset < end:
             size = min(PIECE_BYTES, end - offset)
-            data = await self._library.blobs(asked.digest, offset, size)
+            try:
+                data = await self._library.blobs(asked.digest, offset, size)
+            except OSError as error:
+                raise WireError("value", f"this node cannot read {asked.digest[:64]}: {error.strerror}") from None
             if data is None:
                 raise WireError("value", f"this node does not have {asked.digest[:64]}")
             if not data:

@@ -101,6 +101,8 @@ class World:
         self.group = group
         self.rng = Random(seed)
         self.nodes: list[Node] = []
+        self.closers: list[Callable[[], Awaitable[None]]] = []
+        """Of what a test started without `node`."""
         self.paces: list[float] = []
         """Set before nodes are made: their payload bytes per second."""
 
@@ -194,6 +196,8 @@ async def opened(make: type[World], seed: int) -> AsyncIterator[World]:
         finally:
             for node in world.nodes:
                 await node.transport.close()
+            for close in world.closers:
+                await close()
     assert asyncio.all_tasks() == {asyncio.current_task()}
     for node in world.nodes:
         node.release_all()

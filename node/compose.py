@@ -284,7 +284,7 @@ class _Node:
             metrics.payload_bytes(self._pool.num_bytes, self._pool.peak_bytes)
             self._desk.measure()
 
-        return Observers(metrics.observe_event, on_command, on_lag, metrics.published)
+        return Observers(metrics.observe_event, on_command, on_lag, self._desk.on_published)
 
     async def _refuse_double(self, home: _Home, directory: HivemindDirectory, address: str) -> None:
         """The same identity must not run twice."""

@@ -32,6 +32,7 @@ class Desk:
         self._runtime: Runtime | None = None
         self._directory: Directory | None = None
         self._transport: GrpcTransport | None = None
+        self._published_at: float | None = None
 
     def sources(self) -> HttpSources:
         """For the HTTP server."""
@@ -98,7 +99,13 @@ class Desk:
         """Hook of the transport."""
         self.metrics.wire(kind, "received" if direction == "in" else "sent", num_bytes)
 
+    def on_published(self, at: float) -> None:
+        """The directory took the lease at `at`."""
+        self._published_at = at
+
     def measure(self) -> None:
         """Bring the gauges up to date; called with each tick."""
+        if self._published_at is not None:
+            self.metrics.lease_age(self._clock.monotonic() - self._published_at)
         for queue, length in (self._transport.queues() if self._transport else {}).items():
             self.metrics.queue(queue, length)

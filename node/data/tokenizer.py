@@ -14,7 +14,8 @@ from node.ports import UnusableError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-TRAIN_BYTES = 256 << 20
+TRAIN_BYTES_PER_TOKEN = 2048
+"""Text per token of the vocabulary that is enough to find its merges; more only takes longer."""
 SEPARATORS = (SEPARATOR, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
 """Tokens that end a document in well-known vocabularies; the first one that a tokenizer has is used."""
 NUM_BYTE_TOKENS = 256
@@ -52,7 +53,8 @@ def _literal(tokenizer: Tokenizer) -> Tokenizer:
 def train_tokenizer(texts: Iterator[str], total_bytes: int, vocab_size: int) -> Tokenizer:
     """A byte-level BPE with at most `vocab_size` tokens, the first of which ends a document. The same text gives the same one.
 
-    Of more than 256 MiB of text a part is used, chosen by the hash of each piece. Raises `UnusableError`."""
+    Of much text a part is used, chosen by the hash of each piece; where the size is not known (`total_bytes` 0), the beginning.
+    Raises `UnusableError`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     if vocab_size <= NUM_BYTE_TOKENS + 1:
@@ -66,9 +68,19 @@ def train_tokenizer(texts: Iterator[str], total_bytes: int, vocab_size: int) -> 
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    part = min(1.0, TRAIN_BYTES / total_bytes) if total_bytes else 1.0
-    tokenizer.train_from_iterator((text for text in texts if part == 1.0 or chosen(text, part)), trainer)
+    tokenizer.train_from_iterator(_sample(texts, total_bytes, vocab_size * TRAIN_BYTES_PER_TOKEN), trainer)
     return _literal(tokenizer)
+
+
+def _sample(texts: Iterator[str], total_bytes: int, wanted_bytes: int) -> Iterator[str]:
+    part = min(1.0, wanted_bytes / total_bytes) if total_bytes else 1.0
+    taken = 0
+    for text in texts:
+        if part == 1.0 or chosen(text, part):
+            yield text
+            taken += len(text)
+        if not total_bytes and taken >= wanted_bytes:
+            return
 
 
 def separator_id(tokenizer: Tokenizer, separator: str | None) -> int:

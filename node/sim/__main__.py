@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from node.sim.scenario import Trial, make_scenario
+from node.sim.scenario import make_scenario
 from node.sim.story import told
+from node.sim.trial import Trial
 
 
 def main() -> int:

@@ -279,12 +279,12 @@ class World:
         valid = [
             (other, lease)
             for _, (_, other, lease) in sorted(self._leases.items())
-            if not lease.leaving and (not other.dead or self.now < other.died_at + lease_s)
+            if other.peer != node.peer and not lease.leaving and (not other.dead or self.now < other.died_at + lease_s)
         ]
         claims = [(lease.ballot_term, other.peer, other) for other, lease in valid if lease.coordinator]
         first = max(claims, key=lambda claim: claim[:2])[2] if claims else None
         contact = Contact(first.peer, first.address) if first else None
-        others = tuple(Contact(o.peer, o.address) for o, _ in valid if o is not first and o is not node)
+        others = tuple(Contact(other.peer, other.address) for other, _ in valid)
         self.handle(node, LeasesSeen(contact, others))
 
     def _note(self, node: SimNode, command: Note) -> None:

@@ -244,6 +244,10 @@ class Invariants:
         elif note.type == "decided":
             known = self._child.get(fields["parent"], fields["record"])
             require(known == fields["record"], f"S1: {node!r} notes {fields}, {known} was decided after its parent")
+        elif note.type == "committed":
+            every = sorted(m for bits in fields["contributors"].values() for m in members_of(bits))
+            whole = list(range(self._manifest.batch.num_microbatches))
+            require(every == whole, f"S2: {node!r} notes the contributors of {every} for {fields}")
 
     def _on_compute(self, node: SimNode, command: Compute) -> None:
         if not command.work.evaluate:

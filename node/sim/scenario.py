@@ -1,29 +1,19 @@
-"""A random swarm, a random fault and what must come of it, all from one seed."""
+"""A random swarm and a random fault, from one seed."""
 
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from node.sim.faults import COORDINATOR, COORDINATOR_PHASES, SEAT_PHASES, Faults, Strike
-from node.sim.heap import World
-from node.sim.invariants import Invariants
-from node.sim.machine import require
-from node.sim.network import Network
-from node.sim.nodes import Decider, MakeState, NodeSpec, SimNode
-from protocol.events import LeaveAsked
+from node.sim.faults import COORDINATOR, COORDINATOR_PHASES, SEAT_PHASES, Strike
+from node.sim.nodes import NodeSpec
 from protocol.ids import Member
 from protocol.manifest import Manifest, from_mapping
-from protocol.node_state import NodeConfig, NodeState
 
 MAX_NODES = 12
 STEPS_BEFORE = 5
 STEPS_AFTER = 5
-START_LIMIT_S = 300.0
-SETTLE_S = 40.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,25 +27,6 @@ class Scenario:
     strike: Strike
     duplicate: float
     reorder: float
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What came of it."""
-
-    seed: int
-    commits: int
-    events: int
-    virtual_s: float
-    fired: str
-    verdict: str
-    """went on / waits / unharmed / resumed."""
-    counts: Counter[str] = field(default_factory=Counter)
-
-
-def replay_command(seed: int) -> str:
-    """What a person types to see this seed again."""
-    return f"python -m node.sim --seed {seed}"
 
 
 def make_scenario(seed: int) -> Scenario:
@@ -143,145 +114,3 @@ def _strike(rng: random.Random, replicas: list[int], manifest: Manifest, at_step
         loud=rng.random() < 0.5,
         forgetful=rng.random() < 0.5,
     )
-
-
-def real_state(manifest: Manifest, spec: NodeSpec, address: str) -> Decider:
-    """The production decision object."""
-    return NodeState(NodeConfig(manifest, spec.member, spec.name, address, spec.founder, spec.wished_stage))
-
-
-class Trial:
-    """One scenario being lived through."""
-
-    def __init__(self, scenario: Scenario, make_state: MakeState = real_state) -> None:
-        self.scenario = scenario
-        rng = random.Random(f"world {scenario.seed}")
-        self.faults = Faults().duplicate(scenario.duplicate).reorder(scenario.reorder).add(scenario.strike)
-        founder = next(spec for _, spec in scenario.nodes if spec.founder)
-        self.watch = Invariants(scenario.manifest, founder.member)
-        network = Network(rng, self.faults.weather)
-        self.world = World(scenario.manifest, rng, network, self.faults, self.watch, make_state)
-        self.watch.now = lambda: self.world.now
-        self.founder = founder.member
-        for at, spec in scenario.nodes:
-            self.world.boot(spec, at)
-
-    def run(self) -> Outcome:
-        """Live through it. Raises `BrokenError` with the seed's replay command in a note."""
-        try:
-            return self._run()
-        except Exception as error:
-            error.add_note(f"{self.scenario.strike}\nreplay: {replay_command(self.scenario.seed)}")
-            raise
-
-    def _run(self) -> Outcome:
-        world, watch = self.world, self.watch
-        require(world.run(lambda: not self.faults.armed, START_LIMIT_S), f"no fault yet: {self._situation()}")
-        before = watch.step
-        require(before >= STEPS_BEFORE, f"the fault came after only {before} steps")
-        fired_at, struck = world.now, self._struck()
-        must_go_on, waits_for = self._expectation(struck)
-        if must_go_on:
-            verdict = self._must_go_on(before, fired_at)
-        elif waits_for:
-            verdict = self._must_wait(before, waits_for)
-        else:
-            verdict = self._may_do_either()
-        self.faults.assert_fired()
-        return self._outcome(verdict)
-
-    def _struck(self) -> SimNode:
-        nodes = self.world.nodes.values()
-        return next(node for node in nodes if node.frozen or (node.dead and node.exit is None))
-
-    def _expectation(self, struck: SimNode) -> tuple[bool, str]:
-        """(must the swarm go on, else what survivors must say they wait for). A short freeze is no loss."""
-        strike, lapse_s = self.scenario.strike, self.scenario.manifest.timing.lapse_s
-        if strike.kind == "freeze" and strike.for_s < 0.5 * lapse_s:
-            return True, ""
-        if struck.spec.member == self.founder:
-            return False, "" if strike.kind == "freeze" else "coordinator"
-        place = self.watch.place
-        stages = [s for s in range(self.scenario.manifest.num_stages) if place.holders(s) == [struck.spec.member]]
-        if strike.kind == "freeze" and stages:
-            return False, ""
-        return not stages, f"stage {stages[0]}" if stages else ""
-
-    def _must_go_on(self, before: int, fired_at: float) -> str:
-        manifest = self.scenario.manifest
-        per_step = (fired_at - self.watch.commits[0][0]) / max(1, before - 1)
-        limit_s = 6 * manifest.timing.lapse_s + 20 * per_step + manifest.timing.first_microbatch_s
-        reached = self.world.run(lambda: self.watch.step >= before + STEPS_AFTER, limit_s)
-        require(reached, f"stuck {limit_s:.1f} s after step {before}: {self._situation()}")
-        return self._finish()
-
-    def _finish(self) -> str:
-        last = self.scenario.manifest.last_step
-        limit_s = 10 * self.scenario.manifest.timing.lapse_s + 60
-        require(self.world.run(lambda: self.watch.step >= last, limit_s), f"not finished: {self._situation()}")
-        self.world.run(lambda: all(node.dead for node in self._seated()), limit_s)
-        for node in self._seated():
-            require(node.exit is not None, f"{node!r} does not exit after the last step: {self._situation()}")
-            require(not node.exit or node.exit.code == 0, f"{node!r} exits with {node.exit}")
-        self._quiet()
-        return "went on"
-
-    def _seated(self) -> list[SimNode]:
-        members = {member for _, member in self.watch.place.seats}
-        nodes = [node for node in self.world.nodes.values() if node.spec.member in members]
-        return [node for node in nodes if not (node.dead and node.exit is None)]
-
-    def _must_wait(self, before: int, waits_for: str) -> str:
-        self.world.run(lambda: False, SETTLE_S)
-        require(self.watch.step <= before + 1, f"{self.watch.step - before} commits without {waits_for}")
-        for node in self.world.alive():
-            if node.spec.member in {member for _, member in self.watch.place.seats}:
-                require(waits_for in node.says, f"{node!r} says {node.says!r} and not what it waits for: {waits_for}")
-        if waits_for != "coordinator":
-            self._quiet()
-        self._leave()
-        return f"waits for {waits_for.split(maxsplit=1)[0]}"
-
-    def _may_do_either(self) -> str:
-        before = self.watch.step
-        self.world.run(lambda: self.watch.step >= self.scenario.manifest.last_step, 3 * SETTLE_S)
-        if self.watch.step >= before + STEPS_AFTER:
-            return "resumed"
-        self._leave()
-        return "stopped"
-
-    def _leave(self) -> None:
-        """Everybody is told to go and goes at once, owing nothing."""
-        for node in self.world.alive():
-            require(not node.frozen, f"{node!r} is still frozen")
-            self.world.handle(node, LeaveAsked("the simulation ends"))
-            require(node.exit is not None, f"{node!r} does not leave")
-
-    def _quiet(self) -> None:
-        for node in self.world.alive():
-            self.watch.quiet(node)
-
-    def _situation(self) -> str:
-        says = "; ".join(f"{node!r}: {node.says}" for node in self.world.alive())
-        return f"step {self.watch.step} at {self.world.now:.2f} s; {says}"
-
-    def _outcome(self, verdict: str) -> Outcome:
-        weather, strike = self.faults.weather, self.scenario.strike
-        counts = Counter(
-            duplicates=weather.num_duplicates,
-            reorders=weather.num_reorders,
-            unreachable=self.world.num_unreachable,
-            **self.watch.num_checked,
-        )
-        commits, events = len(self.watch.commits), self.world.num_events
-        return Outcome(self.scenario.seed, commits, events, self.world.now, strike.kind, verdict, counts)
-
-
-def run_seed(seed: int, observe: Callable[[Trial], None] | None = None) -> Outcome:
-    """One seed, start to end; `observe` sees the trial also if it fails."""
-    trial = Trial(make_scenario(seed))
-    try:
-        return trial.run()
-    finally:
-        if observe:
-            observe(trial)

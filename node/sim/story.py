@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from node.sim.scenario import Trial
+from node.sim.trial import Trial
 from protocol.commands import Note
 
 LONG_HEX = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{24,}\b")

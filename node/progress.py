@@ -23,11 +23,11 @@ class Progress:
         self.num_tokens = 0
         self.num_recoveries = 0
         self.num_voids = 0
-        self.own_microbatches = self.all_microbatches = 0
         self._first: list[float] = []
         self._last: deque[float] = deque(maxlen=MEAN_STEPS)
         self._recent: deque[tuple[float, int, int]] = deque(maxlen=WINDOW_STEPS + 1)
         self._counted: dict[int, int] = {}
+        self._shares: dict[int, tuple[int, int]] = {}
 
     def note(self, type_: str, fields: Mapping[str, Any], now: float) -> None:
         """One note made at `now` (s, monotonic, one clock for all notes)."""
@@ -57,8 +57,10 @@ class Progress:
             return
         self._counted[stage] = step
         contributors: Mapping[str, str] = fields.get("contributors", {})
-        self.own_microbatches += len(members_of(contributors.get(self.peer, "0")))
-        self.all_microbatches += sum(len(members_of(bits)) for bits in contributors.values())
+        own, everybody = self._shares.get(stage, (0, 0))
+        own += len(members_of(contributors.get(self.peer, "0")))
+        everybody += sum(len(members_of(bits)) for bits in contributors.values())
+        self._shares[stage] = own, everybody
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -79,8 +81,10 @@ class Progress:
 
     @property
     def share(self) -> float | None:
-        """Part of the work on this node's stages that was its own, 0..1."""
-        return self.own_microbatches / self.all_microbatches if self.all_microbatches else None
+        """Part of the work on the stages for which this node computed that was its own, 0..1."""
+        computed = [share for share in self._shares.values() if share[0]]
+        everybody = sum(share[1] for share in computed)
+        return sum(share[0] for share in computed) / everybody if everybody else None
 
     @property
     def first_loss(self) -> float | None:

@@ -51,6 +51,8 @@ def test_share_of_own_stages() -> None:
     fields = {"step": 1, "stage": 1, "contributors": {"me": "3", "other": "c"}}
     for _ in range(2):
         progress.note("committed", fields, now=0.0)
+    passive = {"step": 1, "stage": 0, "contributors": {"other": "f"}}
+    progress.note("committed", passive, now=0.0)
     assert progress.share == 0.5
 
 

@@ -33,6 +33,8 @@ class Chain:
         self.voters: tuple[Member, ...] = (founder,) if founder else ()
         self.state_ids: list[StateId] = [initial_state_id(manifest.run_id, s) for s in range(manifest.num_stages)]
         self.tokens = 0
+        self._members: dict[PeerId, Member] = {}
+        self._active: set[tuple[int, PeerId]] = set()
         self._kept: deque[tuple[RecordId, Decided]] = deque(maxlen=KEPT_RECORDS)
 
     def fits(self, record: Record) -> str:
@@ -69,6 +71,8 @@ class Chain:
         kept = [s for s in self.seatings if (s.stage, s.member) not in gone]
         self.seatings = sorted(kept + list(roster.joins), key=lambda s: (s.stage, s.role != "active"))
         self.voters = roster.voters
+        self._members = {s.member.peer: s.member for s in reversed(self.seatings)}
+        self._active = {(s.stage, s.member.peer) for s in self.seatings if s.role == "active"}
 
     def after(self, head: RecordId) -> list[Decided] | None:
         """Records that follow `head`, oldest first; None if `head` is not known (any more)."""
@@ -86,7 +90,11 @@ class Chain:
 
     def member_of(self, peer: PeerId) -> Member | None:
         """The incarnation of `peer` that is on the roster."""
-        return next((s.member for s in self.seatings if s.member.peer == peer), None)
+        return self._members.get(peer)
+
+    def is_active(self, stage: int, peer: PeerId) -> bool:
+        """Is the peer an active replica of the stage?"""
+        return (stage, peer) in self._active
 
     def seated(self, stage: int) -> list[Seating]:
         """Seats of a stage: active replicas first, in roster order."""

@@ -13,7 +13,7 @@ from enum import StrEnum
 from protocol.commands import Command, Compute, Discard, Note, Reduce, Release, SendPayload, Work
 from protocol.events import ComputeDone, Reduced
 from protocol.ids import PeerId, StateId, bitmap
-from protocol.messages import OpenStep, PipeHeader, ReducedReport, ReduceReady, Route, SeatWork, StartReduce
+from protocol.messages import OpenStep, PipeHeader, PipeKind, ReducedReport, ReduceReady, Route, SeatWork, StartReduce
 from protocol.records import Role
 
 
@@ -129,10 +129,9 @@ class Seat:
             out += self._start("embed", Incoming(header, 0, self._me))
         return out
 
-    def _header(self, kind: str, hop: int, route: Route) -> PipeHeader:
+    def _header(self, kind: PipeKind, hop: int, route: Route, at: tuple[int, ...] | None = None) -> PipeHeader:
         o = self._open().open
-        assert kind in ("forward", "backward"), f"unknown kind of payload {kind}"
-        return PipeHeader(o.ballot, o.step, o.attempt, o.parent, kind, hop, route)  # type: ignore[arg-type]
+        return PipeHeader(o.ballot, o.step, o.attempt, o.parent, kind, hop, route, at)
 
     def take(self, incoming: Incoming) -> list[Command]:
         """A payload of the open attempt for this stage. Repeated and unowned ones are released."""
@@ -189,11 +188,11 @@ class Seat:
         attempt.busy_s += done.seconds
         out: list[Command] = [Release(incoming.handle)] if incoming.handle else []
         out += self._pass_on(done, incoming.header)
-        if done.work.op == "head":
+        if done.work.op == "head" and done.work.accumulate:
             attempt.loss_sum += done.loss_sum
             attempt.tokens += done.tokens
         if done.work.op in ("backward", "embed_backward"):
-            out += self._accumulate(done, now)
+            out += self._came_back(done.work, now)
         return out
 
     def _pass_on(self, done: ComputeDone, header: PipeHeader) -> list[Command]:
@@ -201,22 +200,23 @@ class Seat:
             return []
         forward = done.work.op in ("embed", "forward")
         hop = header.hop + 1 if forward else header.hop - 1
-        onward = self._header("forward" if forward else "backward", hop, header.route)
+        onward = self._header("forward" if forward else "backward", hop, header.route, header.accumulate_at)
         return [SendPayload(header.route.hops[hop].peer, onward, done.handle), Release(done.handle)]
 
-    def _accumulate(self, done: ComputeDone, now: float) -> list[Command]:
-        attempt, microbatch = self._open(), done.work.microbatch
-        attempt.accumulated.append(microbatch)
-        if microbatch in attempt.admitted_at:
+    def _came_back(self, work: Work, now: float) -> list[Command]:
+        """The gradient of a microbatch went through this seat: what was its room is free for the next one."""
+        attempt = self._open()
+        admitted_at = attempt.admitted_at.pop(work.microbatch, None)
+        if admitted_at is not None:
             attempt.in_flight -= 1
-            self.latency_s = max(now - attempt.admitted_at.pop(microbatch), 0.9 * self.latency_s)
-        fields: dict[str, object] = {
-            "stage": self.state.stage,
-            "microbatch": microbatch,
-            "tokens": self._tokens,
-        }
+            self.latency_s = max(now - admitted_at, 0.9 * self.latency_s)
+        out: list[Command] = []
+        if work.accumulate:
+            attempt.accumulated.append(work.microbatch)
+            fields = {"stage": self.state.stage, "microbatch": work.microbatch, "tokens": self._tokens}
+            out.append(Note("accumulated", fields | self._where()))
         self._check_ready()
-        return [Note("accumulated", fields | self._where()), *self._admit(now)]
+        return [*out, *self._admit(now)]
 
     def _where(self) -> dict[str, object]:
         o = self._open().open

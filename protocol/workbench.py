@@ -7,14 +7,14 @@ outcomes, with the open attempt: what is behind is released, what is ahead is ke
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable
 
 from protocol.chain import Chain
+from protocol.checks import STEPS_AHEAD, evaluation_misfit, open_misfit, payload_misfit, reduce_misfit
 from protocol.commands import Apply, Command, CreateSeat, DropSeat, Introduce, Note, Release, Say, SendMessage
 from protocol.evaluation import Evaluation
 from protocol.events import Applied, CommandFailed, ComputeDone, PayloadArrived, Reduced, SeatCreated
-from protocol.ids import NO_BALLOT, Ballot, PeerId
+from protocol.ids import NO_BALLOT, Ballot, PeerId, bitmap
 from protocol.manifest import Manifest
 from protocol.messages import (
     AppliedReport,
@@ -49,7 +49,7 @@ class Workbench:
         self._pending: OpenStep | None = None
         self._pending_evaluation: OpenEvaluation | None = None
         self._evaluation: Evaluation | None = None
-        self._early: deque[Incoming] = deque()
+        self._early: dict[tuple[object, ...], Incoming] = {}
         self._voided: tuple[Ballot, int, int] = (NO_BALLOT, 0, 0)
         self._reported: dict[int, float] = {}
         self._stalled_at: float | None = None
@@ -124,21 +124,29 @@ class Workbench:
         """Something changed: begin what is pending and possible now; look again at payloads that came early."""
         step = self._pending
         if step and step.parent == self._chain.head and self.settled:
-            self._open_pending(step, now)
+            self._pending = None
+            if not self._refuse(open_misfit(step, self._me, self._manifest, self._chain)):
+                self._open(step, now)
         asked = self._pending_evaluation
         if asked and asked.parent == self._chain.head and self.settled and 0 in self.seats:
             self._pending_evaluation = None
-            self._out += self._evaluation_of(asked.parent, asked.step).open(asked)
+            if not self._refuse(evaluation_misfit(asked, self._me, self._manifest, self._chain)):
+                self._out += self._evaluation_of(asked.parent, asked.step).open(asked)
         self._look_again()
 
     def _look_again(self) -> None:
         """Route what came early; what is still early is kept again."""
-        early, self._early = self._early, deque()
-        for incoming in early:
+        early, self._early = self._early, {}
+        for incoming in early.values():
             self._route(incoming)
 
-    def _open_pending(self, step: OpenStep, now: float) -> None:
-        self._pending, self.open, self._stalled_at = None, step, None
+    def _refuse(self, wrong: str) -> bool:
+        if wrong:
+            self._out.append(Note("refused", {"peer": self.leader, "reason": wrong}))
+        return bool(wrong)
+
+    def _open(self, step: OpenStep, now: float) -> None:
+        self.open, self._stalled_at = step, None
         self.end_evaluation()
         self.introduce(step.contacts)
         self._reported.clear()
@@ -154,7 +162,9 @@ class Workbench:
     def start_reduce(self, message: StartReduce) -> None:
         """Sum the gradient of one stage."""
         seat = self.seats.get(message.stage)
-        if seat and seat.attempt and self._is_open(message.step, message.attempt):
+        if not (seat and seat.phase is SeatPhase.READY and seat.attempt and self._is_open(message.step, message.attempt)):
+            return
+        if not self._refuse(reduce_misfit(message, self._me, bitmap(seat.attempt.accumulated), self._chain)):
             self.introduce(Contact(row.member.peer, row.address) for row in message.members)
             self._out += seat.reduce(message)
 
@@ -239,24 +249,25 @@ class Workbench:
         self._route(Incoming(event.header, event.handle, event.peer))
 
     def _route(self, incoming: Incoming) -> None:
+        """To its seat now, kept for later, or released: what does not fit is somebody else's fault and never raises."""
         header = incoming.header
-        seat = self._seat_for(header)
-        if seat is None and not self._is_ahead(header):
+        key = (header.ballot, header.step, header.attempt, header.kind, header.hop, header.route.microbatch)
+        if payload_misfit(header, incoming.peer, self._me, self._manifest, self._chain):
             self._out.append(Release(incoming.handle))
-        elif seat and header.kind == "evaluate" and header.parent == self._chain.head and self.settled:
+            return
+        seat = self.seats.get(header.route.hops[header.hop].stage)
+        if seat and self._is_evaluation_now(header):
             self._out += self._evaluation_of(header.parent, header.step).take(incoming)
         elif seat and self._matches(header):
             self._out += seat.take(incoming)
-        elif self._is_ahead(header) and len(self._early) < self._max_early():
-            self._early.append(incoming)
+        elif self._is_ahead(header) and len(self._early) < self._max_early() and key not in self._early:
+            self._early[key] = incoming
         else:
             self._out.append(Release(incoming.handle))
 
-    def _seat_for(self, header: PipeHeader) -> Seat | None:
-        hops = header.route.hops
-        if not 0 <= header.hop < len(hops) or hops[header.hop].peer != self._me:
-            return None
-        return self.seats.get(hops[header.hop].stage)
+    def _is_evaluation_now(self, header: PipeHeader) -> bool:
+        now = (self.ballot, self._chain.step, self._chain.head)
+        return header.kind == "evaluate" and (header.ballot, header.step, header.parent) == now and self.settled
 
     def _matches(self, header: PipeHeader) -> bool:
         o = self.open
@@ -265,18 +276,19 @@ class Workbench:
         return (header.ballot, header.step, header.attempt, header.parent) == (o.ballot, o.step, o.attempt, o.parent)
 
     def _is_ahead(self, header: PipeHeader) -> bool:
-        """Does it belong to a step (or an evaluation after a commit) that is not begun here yet?"""
-        if header.kind == "evaluate":
-            unsettled = header.parent == self._chain.head and not self.settled
-            return header.ballot >= self.ballot and (header.step > self._chain.step or unsettled)
-        if header.ballot < self.ballot or header.step <= self._chain.step:
+        """Does it belong to a step (or an evaluation after a commit) that is not begun here yet, but will be soon?"""
+        if header.ballot < self.ballot or (self.leader and header.ballot.peer != self.leader):
             return False
+        ahead = header.step - self._chain.step
+        if header.kind == "evaluate":
+            return ahead == 1 or (ahead == 0 and header.parent == self._chain.head and not self.settled)
         key, newest = (header.ballot, header.step, header.attempt), self.open
-        return key > self._voided and (newest is None or key > (newest.ballot, newest.step, newest.attempt))
+        newer = key > self._voided and (newest is None or key > (newest.ballot, newest.step, newest.attempt))
+        return newer and 0 < ahead <= STEPS_AHEAD
 
     def _max_early(self) -> int:
         """Room for everything that the stage-0 replicas may have admitted."""
-        return self._manifest.max_in_flight * max(1, len(self._chain.active(0)))
+        return self._manifest.max_in_flight * max(self._manifest.start_replicas, len(self._chain.active(0)))
 
     def computed(self, event: ComputeDone, now: float) -> None:
         """A computation ended."""
@@ -350,7 +362,7 @@ class Workbench:
         """Release everything."""
         self.close_attempt()
         self.end_evaluation()
-        self._out += [Release(incoming.handle) for incoming in self._early]
+        self._out += [Release(incoming.handle) for incoming in self._early.values()]
         self._early.clear()
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from node.sim.scenario import make_scenario
 from protocol.chain import Chain
+from protocol.checks import stages_of
 from protocol.commands import Command, Note, Release, Say, SendMessage
 from protocol.coordinator import Coordinator
 from protocol.events import LeasesSeen, MessageReceived, PayloadArrived, Tick
@@ -142,11 +143,12 @@ def test_a_step_that_was_opened_before_its_roster_arrived_begins_with_the_roster
 
 
 def test_early_payloads_of_a_voided_attempt_are_released() -> None:
-    work, chain = bench()
-    route = Route(0, (Hop(0, "lead"), Hop(1, "me"), Hop(0, "lead")))
+    work, _ = bench()
+    stages = stages_of(MANIFEST.num_block_stages, False, MANIFEST.swapped)
+    route = Route(0, tuple(Hop(stage, "me" if stage == 1 else "lead") for stage in stages))
 
     def arrive(attempt: int, handle: int) -> list[Command]:
-        header = PipeHeader(BALLOT, 1, attempt, chain.head, "forward", 1, route)
+        header = PipeHeader(BALLOT, 1, attempt, "the roster to come", "forward", 1, route)
         work.arrived(PayloadArrived("lead", header, handle, 8))
         return work.take()
 

@@ -31,8 +31,7 @@ from tests.tools.core import BALLOT, LEAD, Core, a_manifest, holders, notes, of,
 def core(stage: int = 1, **options: Any) -> Core:
     """The only holder of a stage of two block stages, with an open step."""
     manifest = a_manifest(**options)
-    c = Core(manifest, LEAD.peer if stage == 0 else f"p{stage}.0", holders(manifest))
-    return c
+    return Core(manifest, LEAD.peer if stage == 0 else f"p{stage}.0", holders(manifest))
 
 
 def finish(c: Core, commands: list[Any], num_bytes: int = 8) -> list[Any]:
@@ -119,7 +118,7 @@ HOSTILE: dict[str, tuple[Callable[[PipeHeader], PipeHeader], str]] = {
     "hop below": (lambda h: bent(h, hop=-1), LEAD.peer),
     "hop beyond": (lambda h: bent(h, hop=77), LEAD.peer),
     "not my hop": (lambda h: bent(h, hop=2), ME),
-    "no hops": (lambda h: with_hops(h), LEAD.peer),
+    "no hops": (with_hops, LEAD.peer),
     "one hop": (lambda h: with_hops(h, Hop(1, ME)), ME),
     "ends here": (lambda h: with_hops(h, Hop(0, LEAD.peer), Hop(1, ME), hop=1), LEAD.peer),
     "stage that does not exist": (lambda h: with_hops(h, Hop(0, LEAD.peer), Hop(9, ME), Hop(0, LEAD.peer), hop=1), LEAD.peer),
@@ -266,18 +265,18 @@ def test_a_reduce_that_does_not_fit_is_not_begun(name: str) -> None:
 
 
 def asked(c: Core, **changes: Any) -> OpenEvaluation:
-    routes = tuple(c.route(m) for m in range(4))
-    return OpenEvaluation(
-        **({"ballot": BALLOT, "parent": c.state.chain.head, "step": 0, "routes": routes, "contacts": ()} | changes)
-    )
+    routes = tuple(r for r in map(c.route, range(4)) if r.hops[0].peer == c.state.config.member.peer)
+    fields = {"ballot": BALLOT, "parent": c.state.chain.head, "step": 0, "routes": routes, "contacts": ()}
+    return OpenEvaluation(**(fields | changes))
 
 
 def test_stage_0_evaluates_and_reports() -> None:
-    c = core(0)
+    manifest = a_manifest()
+    c = Core(manifest, "p0.1", holders(manifest, replicas=2))
     out = finish(c, c.tell(asked(c)))
-    assert len(of(out, SendPayload)) == 4
-    out = finish(c, c.arrive(c.header("evaluate", 2, 3)))
-    assert [(m.microbatch, m.loss_sum) for m in sent(out, Evaluated)] == [(2, 1.5)]
+    assert [p.header.route.microbatch for p in of(out, SendPayload)] == [1, 3]
+    out = finish(c, c.arrive(c.header("evaluate", 3, 3)))
+    assert [(m.microbatch, m.loss_sum) for m in sent(out, Evaluated)] == [(3, 1.5)]
     assert c.num_held == 0
 
 

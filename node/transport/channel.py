@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import socket
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
@@ -78,26 +77,27 @@ class Plaintext:
 def bind(server: aio.Server, security: Security, listen: str) -> int:
     """Port on which the server will listen. Raises `UnusableError` with reason and remedy."""
     host, port = split_address(listen, "--listen")
-    try:
-        bound = security.bind(server, listen)
-    except RuntimeError:
-        bound = 0
-    if not bound:
-        raise UnusableError(2, f"cannot listen on {listen}: {_why_not(host, port)}; choose another --listen HOST:PORT")
-    return bound
+    reason = _obstacle(host, port)  # first, because gRPC says it failed, but not why, and writes to stderr
+    if reason is None:
+        try:
+            return security.bind(server, listen)
+        except RuntimeError:
+            reason = _obstacle(host, port) or "the system refused it"
+    raise UnusableError(2, f"cannot listen on {listen}: {reason}; choose another --listen HOST:PORT")
 
 
-def _why_not(host: str, port: int) -> str:
-    """What the system says about an address that gRPC could not bind; gRPC only says that it failed."""
+def _obstacle(host: str, port: int) -> str | None:
+    """What the system has against listening there."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, proto) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC: what only lingers is no obstacle
             probe.bind(address)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             return "the port is in use"
-        return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror or error)
-    return "the system refused it"
+        return (error.strerror or str(error)).lower()
+    return None
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -105,6 +106,34 @@ async def connect_and_break(world: World, a: Node, incarnation: int) -> None:
         await within(sending)
     world.nodes.remove(b)
     world.paces = []
+
+
+def test_an_address_in_use_is_one_line_on_stderr() -> None:
+    """gRPC itself stays silent."""
+    code = """
+import asyncio, random, sys
+from node.payloads import HandlePool
+from node.ports import UnusableError
+from node.transport.config import TransportConfig
+from node.transport.grpc_transport import GrpcTransport
+async def main():
+    async with asyncio.TaskGroup() as group:
+        start = lambda listen: GrpcTransport.start(
+            TransportConfig("r", "p", 1, listen), HandlePool(), group, random.Random(1))
+        first = await start("127.0.0.1:0")
+        for listen in (first.address, "192.0.2.1:0", "127.0.0.1:1x"):
+            try:
+                await start(listen)
+            except UnusableError as error:
+                print(error, file=sys.stderr)
+        await first.close()
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
+    in_use, not_ours, nonsense = done.stderr.splitlines()
+    assert "the port is in use; choose another --listen HOST:PORT" in in_use
+    assert not_ours == "cannot listen on 192.0.2.1:0: cannot assign requested address; choose another --listen HOST:PORT"
+    assert nonsense == "--listen '127.0.0.1:1x' is not HOST:PORT; example: 0.0.0.0:31337"
 
 
 @pytest.mark.full

@@ -12,6 +12,7 @@ from random import Random
 from typing import Any, TypeVar
 
 import pytest
+import uvloop
 
 from node.payloads import HandlePool
 from node.ports import Payload, TensorSpec
@@ -24,7 +25,7 @@ from protocol.ids import Ballot, Member
 from protocol.messages import Heartbeat, ReduceHeader, Suspect
 
 T = TypeVar("T")
-SLOW_BYTES_S = 40e6
+SLOW_BYTES_S = 4e6
 LATENCY_S = (0.001, 0.005)
 WAIT_S = 30.0
 
@@ -130,6 +131,10 @@ class World:
         """From now on payloads pass at `SLOW_BYTES_S`."""
         self.paces = [SLOW_BYTES_S]
 
+    def fast(self) -> None:
+        """Enough seen: from now on payloads pass at full speed (on virtual time nobody waits anyway)."""
+        self.paces = []
+
     async def _pace(self, num_bytes: int) -> None:
         if self.paces:
             await asyncio.sleep(num_bytes / self.paces[0])
@@ -143,7 +148,11 @@ class World:
         raise NotImplementedError
 
     def dead_address(self) -> str:
-        """Nobody listens there."""
+        """Nobody listens there, and the machine says so."""
+        raise NotImplementedError
+
+    async def silent_address(self) -> str:
+        """Nothing ever comes from there."""
         raise NotImplementedError
 
 
@@ -166,6 +175,11 @@ class MemoryWorld(World):
     def dead_address(self) -> str:
         return "127.0.0.1:65000"
 
+    async def silent_address(self) -> str:
+        node = await self.node("peer-silent")
+        node.transport.kill(silent=True)
+        return str(node.transport.address)
+
 
 class GrpcWorld(World):
     real = True
@@ -178,6 +192,16 @@ class GrpcWorld(World):
 
     def dead_address(self) -> str:
         return f"127.0.0.1:{free_port()}"
+
+    async def silent_address(self) -> str:
+        """The kernel takes the connection, and that is all."""
+        listener = socket.create_server(("127.0.0.1", 0))
+
+        async def close() -> None:
+            listener.close()
+
+        self.closers.append(close)
+        return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 def free_port() -> int:
@@ -213,7 +237,7 @@ def run_real(case: Case, seed: int) -> None:
         async with opened(GrpcWorld, seed) as world:
             await case(world)
 
-    asyncio.run(main())
+    uvloop.run(main())
 
 
 def run_memory(case: Case, seed: int) -> None:

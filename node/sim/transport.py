@@ -21,7 +21,7 @@ from node.transport.arrivals import Arrivals
 from node.transport.assembly import checked_bytes
 from node.transport.checks import WireError, check
 from node.transport.config import Hello, Hooks, Kind, PayloadHead, TransportConfig, kind_of, split_address
-from node.transport.greeting import AddressBook, admit
+from node.transport.greeting import REFUSALS, AddressBook, admit
 from node.transport.outbox import Backoff, Outbox
 from protocol.ids import PeerId
 from protocol.messages import Heartbeat, Message, PayloadHeader
@@ -39,7 +39,8 @@ class _Link:
     outbox: Outbox[Message]
     backoff: Backoff
     timer: asyncio.Handle | None = None
-    refused: str = ""
+    reason: str = ""
+    """Why the peer does not let this node in; '' where it does."""
     num_payloads: int = 0
     broken: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -261,13 +262,12 @@ class MemoryTransport:
         target = self._network.at(self._addresses[peer])
         if target is None:
             return None
-        refusal = target.greet(self._hello(peer))
-        if refusal is None:
-            link.refused = ""
+        fault = target.greet(self._hello(peer))
+        reason, link.reason = link.reason, str(fault or "")
+        if fault is None:
             return target
-        if refusal != link.refused:
-            link.refused = refusal
-            self._hooks.on_refused(peer, refusal)
+        if fault.code in REFUSALS and link.reason != reason:
+            self._hooks.on_refused(peer, link.reason)
         return None
 
     def _hello(self, peer: PeerId) -> Hello:
@@ -284,7 +284,7 @@ class MemoryTransport:
             await self._stall(peer, broken)
         target = self._reach(peer, link)
         if target is None:
-            raise PeerError(peer, link.refused or f"cannot reach {address}: connection refused")
+            raise PeerError(peer, link.reason or f"cannot reach {address}: connection refused")
         head = target.judge(header, payload)
         if isinstance(head, str):
             raise PeerError(peer, head)
@@ -328,7 +328,7 @@ class MemoryTransport:
             link.broken.set()
             link.broken = asyncio.Event()
 
-    def greet(self, hello: Hello) -> str | None:
+    def greet(self, hello: Hello) -> WireError | None:
         """Why the caller's streams are refused; None where they are welcome."""
         try:
             admit(self._config, hello)
@@ -336,7 +336,7 @@ class MemoryTransport:
                 raise WireError("stale", f"a newer incarnation of this peer is here already, {hello.incarnation} is older")
         except WireError as fault:
             self._arrivals.counts[f"refused_{fault.code}"] += 1
-            return str(fault)
+            return fault
         self._incarnations[hello.peer] = hello.incarnation
         if self._addresses.learn(hello.peer, hello.incarnation, hello.address):
             self._moved(hello.peer)

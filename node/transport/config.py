@@ -156,7 +156,7 @@ class Hooks:
     on_bytes: Callable[[Kind, Direction, int], None] = lambda _kind, _direction, _bytes: None
     """Bytes of frames, without HTTP/2's own."""
     on_refused: Callable[[PeerId, str], None] = lambda _peer, _sentence: None
-    """A peer does not accept our streams, and why; told again only when the sentence changes."""
+    """A peer says that this node has no place in the run (version, run, old incarnation); told once per sentence."""
     pace: Callable[[int], Awaitable[None]] | None = None
     """Awaited after each received chunk of so many bytes: caps the rate at which payloads are taken in."""
 

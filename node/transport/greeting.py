@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from node.ports import UnusableError
-from node.transport.checks import WireError
+from node.transport.checks import FaultCode, WireError
 from node.transport.config import Hello, TransportConfig, split_address
 from protocol.ids import PeerId
+
+REFUSALS: frozenset[FaultCode] = frozenset({"version", "run", "stale"})
+"""Faults of a Hello that say: this node has no place in the run as it is. Others tell of a wrong address, or of bad luck."""
 
 
 def admit(config: TransportConfig, hello: Hello) -> None:

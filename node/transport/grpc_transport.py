@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from random import Random
 
 from grpc import aio
@@ -14,7 +15,7 @@ from node.transport import swarm_pb2_grpc
 from node.transport.arrivals import Arrivals
 from node.transport.channel import SERVER_OPTIONS, Plaintext, Security, bind
 from node.transport.config import Hooks, Kind, Library, PayloadHead, TransportConfig, kind_of, split_address
-from node.transport.frames import encode_head, encode_message
+from node.transport.frames import MAX_CHUNK_BYTES, encode_head, encode_message
 from node.transport.greeting import AddressBook
 from node.transport.inbound import Inbound
 from node.transport.library import LibraryService
@@ -126,6 +127,12 @@ class GrpcTransport:
         self._addresses.forget(peer)
         self._arrivals.forget(peer)
         self._hang_up(peer, "the peer left")
+
+    def tune(self, *, chunk_bytes: int, max_payload_bytes: int) -> None:
+        """What a node that joins knows only once it has the manifest; holds for streams and payloads from now on."""
+        assert 0 < chunk_bytes <= MAX_CHUNK_BYTES, f"chunks of {chunk_bytes} bytes"
+        config = self._around.config
+        self._around.config = replace(config, chunk_bytes=chunk_bytes, max_payload_bytes=max_payload_bytes)
 
     async def close(self) -> None:
         """See `PeerTransport`. Takes at most about `close_s`, whatever state the peers are in."""

@@ -17,6 +17,7 @@ from node.transport.channel import Security, sentence_of, within
 from node.transport.checks import WireError
 from node.transport.config import Closing, Hello, Hooks, Lane, TransportConfig, Welcome
 from node.transport.frames import decode_answer, encode_hello
+from node.transport.greeting import REFUSALS
 from protocol.ids import PeerId
 
 METHODS: dict[Lane, str] = {"light": "/regrow.v1.Streams/Light", "bulk": "/regrow.v1.Streams/Bulk"}
@@ -25,10 +26,10 @@ RawCall = aio.StreamStreamCall[bytes, bytes]
 
 
 class RefusedError(PeerError):
-    """The peer is there and does not want our streams; `reason` is its sentence."""
+    """The peer says that this node has no place in the run as it is; `reason` is its sentence."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Surroundings:
     """What all streams of one node share. `group` owns every task."""
 
@@ -139,7 +140,7 @@ async def dial(around: Surroundings, lane: Lane, peer: PeerId, address: str) -> 
         call: RawCall = channel.stream_stream(METHODS[lane])()
         answer = await within(config.dial_s, _greet(call, encode_hello(hello)))
         if isinstance(answer, Closing):
-            raise RefusedError(peer, answer.sentence)
+            raise (RefusedError if answer.code in REFUSALS else PeerError)(peer, answer.sentence)
         if answer.peer != peer:
             raise PeerError(peer, f"{address} answers as {answer.peer[-8:]}")
         around.arrivals.note(peer)

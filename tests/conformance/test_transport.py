@@ -8,7 +8,7 @@ import hashlib
 import pytest
 
 from node.ports import PeerError, UnusableError
-from tests.conformance.transport_worlds import Node, World, beat, header, note, on_both, until, within
+from tests.conformance.transport_worlds import Node, World, beat, header, note, on_both, on_grpc, until, within
 
 MIB = 1 << 20
 
@@ -164,6 +164,18 @@ async def test_a_payload_over_the_receivers_limit_is_refused(world: World) -> No
     assert (await b.payload())[2] == bytes(MIB)
 
 
+@on_grpc
+async def test_limits_can_follow_the_manifest(world: World) -> None:
+    a, b = await pair(world)
+    b.transport.tune(chunk_bytes=MIB, max_payload_bytes=MIB)
+    a.transport.tune(chunk_bytes=4096, max_payload_bytes=MIB)
+    await a.send_bytes(b, bytes(MIB))
+    await b.payload()
+    assert a.counted["reduce", "out"] > MIB + 256 * 8, "chunks of 4096 bytes have more heads"
+    with pytest.raises(PeerError, match="at most 1048576"):
+        await a.send_bytes(b, bytes(32 * MIB))
+
+
 @on_both
 async def test_the_queue_of_payloads_is_bounded(world: World) -> None:
     world.slow()
@@ -213,9 +225,12 @@ async def test_a_message_never_reaches_another_peer_at_the_same_address(world: W
     a, c = await world.node("peer-a"), await world.node("peer-c")
     a.transport.introduce("peer-b", c.transport.address)
     a.transport.send("peer-b", note(1))
-    await until(lambda: bool(a.refused))
-    assert a.refused == [("peer-b", "peer peer-b is not here: this is peer-c")]
+    await until(lambda: c.transport.counts().get("refused_peer", 0) > 1)
+    with pytest.raises(PeerError, match="peer peer-b is not here: this is peer-c"):
+        await a.send_bytes(Node("peer-b", None, a.pool, [], a.counted), bytes(8))
     assert c.messages.empty()
+    assert c.payloads.empty()
+    assert a.refused == [], "a wrong address is no word of the run"
 
 
 @on_both

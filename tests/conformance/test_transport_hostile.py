@@ -11,6 +11,7 @@ import psutil
 import pytest
 from grpc import aio
 
+from node.ports import PeerError
 from node.transport import swarm_pb2 as pb
 from node.transport.checks import WireError
 from node.transport.config import Closing, Hello, PayloadHead, Welcome
@@ -256,8 +257,9 @@ async def test_too_many_peers_are_refused(world: World) -> None:
     assert len(b.transport.heard()) == 2
     late = await world.node("peer-late", known=(b,))
     late.transport.send("peer-b", note(9))
-    await until(lambda: bool(late.refused))
-    assert "4 streams are open here already" in late.refused[0][1]
+    with pytest.raises(PeerError, match="4 streams are open here already"):
+        await late.send_bytes(b, bytes(8))
+    assert late.refused == [], "a full node is no word of the run"
 
 
 @on_grpc

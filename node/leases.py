@@ -72,7 +72,7 @@ def from_record(record: object, peer: PeerId, expires: float, now: float) -> Lea
     """The lease in a record signed by `peer`. It may have expired: clocks differ, and `newest` leaves those out."""
     if not isinstance(record, dict) or set(record) != _FIELDS:
         raise ValueError("not the fields of a lease")
-    if type(expires) is not float or not 0 < expires <= now + MAX_LEASE_S:
+    if not isinstance(expires, int | float) or not 0 < expires <= now + MAX_LEASE_S:
         raise ValueError("expires too far from now")
     return Lease(
         peer=peer,
@@ -94,7 +94,7 @@ def following(lease: Lease, last_expires: float | None) -> Lease:
     A tombstone takes the earliest such expiry, so that it is gone as soon as what it buries would have been.
     """
     if last_expires is None:
-        return lease
+        return replace(lease, expires=float(lease.expires))
     earliest = math.nextafter(last_expires, math.inf)
     return replace(lease, expires=earliest if lease.leaving else max(lease.expires, earliest))
 

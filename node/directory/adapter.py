@@ -281,7 +281,7 @@ class HivemindDirectory:
                 restart.close()
 
     async def _restart(self) -> None:
-        while not await self._restarted():
+        while not await self._restarted():  # noqa: ASYNC110 - a pause, so that a sick machine is not kept busy
             await asyncio.sleep(RESTART_PAUSE_S)
         self._up.set()
         if self._last is not None and self._last.expires > self._config.wall():

@@ -124,20 +124,26 @@ class RealSwarm:
     async def plant(self, key: str, junk: list[tuple[object, object]], expires: float) -> None:
         from node.directory.library import DHTID, MSGPackSerializer
 
-        if self._stranger is None:
-            self._stranger = await self._lawless_node()
-        storage = self._stranger.protocol.storage
+        stranger = await self._lawless_node()
+        storage = stranger.protocol.storage
         for number, (subkey, value) in enumerate(junk):
             expires += number * 1e-3  # hivemind's heap compares subkeys, whatever they are, where expiries are equal
             data = value if isinstance(value, bytes) else MSGPackSerializer.dumps(value)
             storage.store(DHTID.generate(key), data, expires, subkey=subkey)
-            await asyncio.wait_for(self._stranger.store(key, value, expires, subkey=subkey), 10)
+            await asyncio.wait_for(stranger.store(key, value, expires, subkey=subkey), 10)
 
     def malformed(self, directory: Directory) -> int:
         return int(directory.malformed)  # type: ignore[attr-defined]
 
+    async def lawless_address(self) -> str:
+        """Where the stranger that plants junk can be entered by."""
+        (address,) = await (await self._lawless_node()).get_visible_maddrs()
+        return str(address)
+
     async def _lawless_node(self) -> Any:
         """A hivemind node without our validators, entered by the first peer: it stores and serves anything."""
+        if self._stranger is not None:
+            return self._stranger
         from node.directory.daemon import Daemon, DaemonConfig
         from node.directory.entrance import Entrance
         from node.directory.library import DHTNode, attach, end_tasks, owning, p2pd_path
@@ -154,4 +160,5 @@ class RealSwarm:
             await Entrance(identity.peer, time.time, 10.0).enter(node, self.entrance)
         for leave in (lambda: end_tasks(tasks), p2p.shutdown, daemon.stop):
             self.stack.push_async_callback(leave)
+        self._stranger = node
         return node

@@ -17,8 +17,9 @@ from typing import Any
 import psutil
 import pytest
 
+from node.leases import stage_key
 from node.ports import UnusableError
-from tests.conformance.directory_worlds import RealSwarm, lease
+from tests.conformance.directory_worlds import RUN_DIGEST, RealSwarm, lease
 
 PEER = "QmZ5y8Tb1L6cZKhHcxxJwzjnWFe6GGq9V4gkm7pBRNiVbG"
 LIFE_S = 30.0
@@ -262,11 +263,57 @@ def test_p2pd_dies_with_a_killed_node(tmp_path: Path, no_orphans: str, loop: str
         assert node.stdout is not None
         daemon = psutil.Process(int(node.stdout.readline()))
         assert daemon.name() == "p2pd"
+        daemon.suspend()  # it would also end when it notices that its client is gone: do not count on that
         node.kill()
         assert node.stderr is not None
         assert node.stderr.read() == "", "the library is quiet"
     _, alive = psutil.wait_procs([daemon], timeout=3)
     assert not alive or alive[0].status() == psutil.STATUS_ZOMBIE
+
+
+LIFE = """
+import asyncio, os, signal, sys, time, uvloop
+from pathlib import Path
+from node.directory import DirectoryConfig, HivemindDirectory
+from node.identity import load_or_create
+from tests.conformance.directory_worlds import lease
+
+async def main():
+    async with asyncio.TaskGroup() as tasks:
+        folder = Path(sys.argv[1])
+        directory = await HivemindDirectory.start(DirectoryConfig("ab" * 32, load_or_create(folder), folder), tasks)
+        await directory.publish(lease(directory, time.time() + 30, 1))
+        os.kill(directory.daemon_pid, signal.SIGKILL)
+        while not directory.daemon_deaths:
+            await asyncio.sleep(0.01)
+        assert [one.peer for one in await directory.leases()] == [directory.peer]
+        await directory.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}, asyncio.all_tasks()
+
+uvloop.run(main())
+"""
+
+
+def test_a_whole_life_on_uvloop(tmp_path: Path, no_orphans: str) -> None:
+    command = [sys.executable, "-W", "always::ResourceWarning", "-c", LIFE, tmp_path]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=50)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == ""
+    assert ended.stderr.splitlines() == ["p2pd died (it said nothing); restarting it"]
+    assert not list(tmp_path.glob("*.sock"))
+
+
+async def test_a_bad_record_does_not_hide_those_beside_it(swarm: RealSwarm) -> None:
+    """Here the only one left to ask is a stranger who serves our records and junk under one key."""
+    a = await swarm.join("a")
+    claim = lease(a, time.time() + LIFE_S, 1)
+    stranger = await swarm.lawless_address()
+    await a.publish(claim)
+    await swarm.plant(stage_key(RUN_DIGEST, 1), [("junk", {"no": "lease"})], claim.expires + 5)
+    await a.close()
+    b = await swarm.start("b", initial_peers=(stranger,))
+    assert await b.leases() == [claim]
+    assert b.malformed == 1
 
 
 async def test_split_halves_meet_by_redialling(swarm: RealSwarm) -> None:

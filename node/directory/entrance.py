@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from node.directory.library import DHTID, P2PDaemonError, P2PHandlerError, PeerID, connect, dht_pb2
+from node.directory.library import DHTID, P2PDaemonError, P2PHandlerError, PeerID, PingRequest, connect
 from node.ports import UnusableError
 from protocol.addresses import Multiaddress, parse_multiaddress
 from protocol.ids import PeerId
@@ -97,7 +97,7 @@ class Entrance:
             async with asyncio.timeout(self.answer_timeout_s):
                 await connect(node.p2p, peer, str(replace(address, peer="")))
                 asked = self.wall()
-                request = dht_pb2.PingRequest(peer=node.protocol.node_info, validate=True)
+                request = PingRequest(peer=node.protocol.node_info, validate=True)
                 answer = await node.protocol.get_stub(peer).rpc_ping(request, timeout=self.answer_timeout_s)
                 answered = self.wall()
         except TimeoutError:

@@ -40,7 +40,6 @@ with warnings.catch_warnings():
         read_pbmsg_safe,
         write_pbmsg,
     )
-    from hivemind.proto import dht_pb2, p2pd_pb2
     from hivemind.utils import MSGPackSerializer
     from hivemind.utils.crypto import RSAPrivateKey
     from hivemind.utils.multiaddr import Multiaddr
@@ -57,19 +56,21 @@ __all__ = [
     "P2PDaemonError",
     "P2PHandlerError",
     "PeerID",
+    "PingRequest",
     "RSAPrivateKey",
     "RSASignatureValidator",
     "SchemaValidator",
     "attach",
     "connect",
     "create_node",
-    "dht_pb2",
     "end_tasks",
     "owning",
     "p2pd_path",
     "pydantic_v1",
 ]
 
+PingRequest = hivemind.dht.protocol.dht_pb2.PingRequest
+_messages = hivemind.p2p.p2p_daemon_bindings.control.p2pd_pb
 _log = logging.getLogger("node.directory.hivemind")
 
 
@@ -174,9 +175,9 @@ async def connect(p2p: Any, peer: Any, address: str) -> None:
     """Dial a peer. As the client's own `connect`, which leaves its socket open when cancelled."""
     reader, writer = await p2p._client.control.daemon_connector.open_connection()
     try:
-        dial = p2pd_pb2.ConnectRequest(peer=peer.to_bytes(), addrs=[Multiaddr(address).to_bytes()])
-        await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=dial))
-        response = p2pd_pb2.Response()
+        dial = _messages.ConnectRequest(peer=peer.to_bytes(), addrs=[Multiaddr(address).to_bytes()])
+        await write_pbmsg(writer, _messages.Request(type=_messages.Request.CONNECT, connect=dial))
+        response = _messages.Response()
         await read_pbmsg_safe(reader, response)
     finally:
         writer.close()

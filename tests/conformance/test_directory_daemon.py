@@ -201,7 +201,7 @@ async def test_a_p2pd_that_keeps_dying_ends_the_node(tmp_path: Path, no_orphans:
     (error,) = caught.value.exceptions
     assert isinstance(error, UnusableError)
     assert error.code == 3
-    assert "p2pd" in str(error)
+    assert "died 4 times within 60 s" in str(error)
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3])

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from node.identity import _base58
 from protocol.invite import MAX_ADDRESSES, PREFIX, Invite, _encode, mint, parse
 from protocol.version import PROTOCOL_VERSION
 
@@ -18,20 +19,15 @@ PEER = "QmZ5y8Tb1L6cZKhHcxxJwzjnWFe6GGq9V4gkm7pBRNiVbG"
 ADDRESS = f"/ip4/203.0.113.7/tcp/4000/p2p/{PEER}"
 INVITE = Invite((ADDRESS, f"/dns4/run.example.org/tcp/31337/p2p/{PEER}"), "0a" * 32, "my-run", "fe" * 32)
 
-BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
-peers = st.text(BASE58, min_size=46, max_size=52)
-hosts = st.one_of(
-    st.ip_addresses(v=4).filter(lambda ip: not ip.is_unspecified).map(lambda ip: f"ip4/{ip}"),
-    st.ip_addresses(v=6).filter(lambda ip: not ip.is_unspecified).map(lambda ip: f"ip6/{ip}"),
-    st.from_regex(r"[a-z][a-z0-9]{0,20}(\.[a-z]{2,8}){0,3}", fullmatch=True).map(lambda name: f"dns/{name}"),
-)
+peers = st.integers(58**45, 58**46 - 1).map(lambda number: _base58(number.to_bytes(34)))
+hosts = st.sampled_from(["ip4/203.0.113.7", "ip4/10.0.0.1", "ip6/2001:db8::1", "dns/a", "dns4/run.example.org"])
 addresses = st.builds("/{}/tcp/{}/p2p/{}".format, hosts, st.integers(1, 65535), peers)
 keys = st.binary(min_size=32, max_size=32).map(bytes.hex)
 invites = st.builds(
     Invite,
     st.lists(addresses, min_size=1, max_size=MAX_ADDRESSES).map(tuple),
     keys,
-    st.from_regex(r"[a-z0-9][a-z0-9-]{0,30}", fullmatch=True),
+    st.text(string.ascii_lowercase + string.digits, min_size=1, max_size=31),
     st.one_of(st.just(""), keys),
 )
 
@@ -48,7 +44,7 @@ def test_round_trip(invite: Invite) -> None:
 def test_any_single_wrong_character_is_noticed(data: st.DataObject) -> None:
     token = mint(data.draw(invites))
     at = data.draw(st.integers(0, len(token) - 1))
-    other = data.draw(st.sampled_from(string.ascii_letters + string.digits + "-_:").filter(lambda c: c != token[at]))
+    other = data.draw(st.sampled_from((string.ascii_letters + string.digits + "-_:").replace(token[at], "")))
     with pytest.raises(ValueError, match="invite"):
         parse(token[:at] + other + token[at + 1 :])
 

@@ -32,6 +32,7 @@ from node.manifest_file import load
 from node.payloads import HandlePool
 from node.ports import Lease, PeerError, UnusableError
 from node.reach import announced
+from node.reduce import PIECE_ELEMENTS
 from node.running import FILE_NAME as RUNNING_FILE
 from node.running import Running
 from node.runtime import Observers, Ports, Runtime
@@ -255,6 +256,7 @@ class _Node:
         await self._refuse_double(home, network.directory, address)
         ports = Ports(self._clock, network.directory, network.transport, executor, self._pool, sink)
         runtime = Runtime(ports, state, network.http.address, self._desk.verify, self._observers())
+        network.transport.tune(chunk_bytes=manifest.wire.chunk_bytes, max_payload_bytes=_max_payload_bytes(manifest))
         self._shelf.fill(state, executor)
         self._desk.open(state, runtime, network.directory, network.transport)
         self._spawn(group, network.http.serve(), "http")
@@ -335,6 +337,12 @@ class _Node:
         while True:
             await self._clock.sleep(REDIAL_S)
             await directory.redial()
+
+
+def _max_payload_bytes(manifest: Manifest) -> int:
+    """The largest payload of the run in f32: an activation, or a piece of a gradient."""
+    activation = manifest.batch.microbatch_samples * manifest.batch.context_tokens * manifest.model.hidden_size
+    return 4 * max(activation, PIECE_ELEMENTS)
 
 
 async def _bounded(close: Callable[[], Awaitable[None]], what: str) -> None:

@@ -31,7 +31,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="""Train one language model on many people's machines, which come and go.
 
-Each node holds one *stage* of the model. When a stage is lost, its neighbours rebuild it.
+Each node holds one *stage* of the model; activations and gradients go from node to node.
 
 See it work, on this machine alone: **regrow demo**
 

@@ -264,9 +264,8 @@ class _Node:
         self._spawn(group, self._redial(network.directory), "redial")
         self._announce(home, state, network)
         self._signals.on_leave = runtime.leave
-        if self._signals.received:
-            runtime.leave(f"asked by {self._signals.received.name}")
         end = await runtime.run()
+        self._signals.left = not end.code
         self._screen.say(end.sentence)
         for task in self._helpers:
             task.cancel()

@@ -6,6 +6,7 @@ Nothing slow is imported here: each command imports what it needs when it runs.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -65,6 +66,8 @@ for part in (try_out, node_commands, prepare, swarm, control):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the process's exit code."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         code = app(list(sys.argv[1:] if argv is None else argv), prog_name="regrow", standalone_mode=False)
         sys.stdout.flush()
@@ -118,12 +121,3 @@ def _fail(code: int, sentence: str) -> int:
     for line in sentence.splitlines():
         print(f"regrow: {printable(line)}", file=sys.stderr)
     return code
-
-
-def run() -> None:
-    """Entry of `python -m node`."""
-    sys.exit(main())
-
-
-if __name__ == "__main__":
-    run()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -78,10 +79,7 @@ def start(
 
     Example: **regrow start run.yaml --stage 0 --state-dir organiser**
     """
-    resolved = _resolve(locals())
-    from node.compose import Source, run_node
-
-    return run_node(resolved.settings, Source(manifest_file=manifest))
+    return _live(_resolve(locals()), manifest_file=manifest)
 
 
 def join(
@@ -111,9 +109,7 @@ def join(
     from protocol.invite import parse
 
     parse(invite)
-    from node.compose import Source, run_node
-
-    return run_node(resolved.settings, Source(invite=invite))
+    return _live(resolved, invite=invite)
 
 
 def show_config(
@@ -152,6 +148,14 @@ def show_config(
             table.add_row(*(Text(cell) for cell in (row.name, row.value, row.origin, row.description)))
     Console(highlight=False).print(table)
     return 0
+
+
+def _live(resolved: Resolved, manifest_file: Path | None = None, invite: str = "") -> int:
+    """A node's life, once its settings are known."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as TERM and HUP, until the node minds them all
+    from node.compose import Source, run_node
+
+    return run_node(resolved.settings, Source(manifest_file, invite))
 
 
 def _resolve(flags: dict[str, Any]) -> Resolved:

@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 
+from node.__main__ import run
+
 PR_SET_PDEATHSIG = 1
 
 
@@ -19,13 +21,6 @@ def die_with_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main() -> int:
-    """Tie this process to its parent, then run the command."""
-    die_with_parent(int(sys.argv[1]))
-    from node.cli.main import main as command
-
-    return command(sys.argv[2:])
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    die_with_parent(int(sys.argv[1]))
+    run(sys.argv[2:])

@@ -257,6 +257,7 @@ class _Node:
         ports = Ports(self._clock, network.directory, network.transport, executor, self._pool, sink)
         runtime = Runtime(ports, state, network.http.address, self._desk.verify, self._observers())
         network.transport.tune(chunk_bytes=manifest.wire.chunk_bytes, max_payload_bytes=_max_payload_bytes(manifest))
+        network.directory.num_stages = manifest.num_stages
         self._shelf.fill(state, executor)
         self._desk.open(state, runtime, network.directory, network.transport)
         self._spawn(group, network.http.serve(), "http")

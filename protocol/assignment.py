@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -45,15 +46,16 @@ class Plan:
     hands: Mapping[tuple[int, PeerId], tuple[int, ...]]
     routes: tuple[Route, ...]
 
-    def neighbours(self, peer: PeerId) -> list[PeerId]:
-        """Peers before and after `peer` on any route, most used first, `peer` itself left out."""
-        uses: dict[PeerId, int] = {}
-        for route in self.routes:
-            for before, after in zip(route.hops, route.hops[1:], strict=False):
-                for mine, other in ((before, after), (after, before)):
-                    if mine.peer == peer != other.peer:
-                        uses[other.peer] = uses.get(other.peer, 0) + 1
-        return sorted(uses, key=lambda p: (-uses[p], p))
+    links: Mapping[PeerId, tuple[PeerId, ...]]
+    """Per peer: those before and after it on any route, most used first, itself left out."""
+
+    def neighbours(self, peer: PeerId) -> tuple[PeerId, ...]:
+        """Peers next to `peer` on any route, most used first."""
+        return self.links.get(peer, ())
+
+    def routes_from(self, peer: PeerId) -> tuple[Route, ...]:
+        """Routes of the microbatches that `peer` admits."""
+        return tuple(self.routes[m] for m in self.hands.get((0, peer), ()))
 
 
 def make_plan(num_microbatches: int, replicas: Sequence[Sequence[PeerId]], swapped: bool) -> Plan:
@@ -73,9 +75,19 @@ def make_plan(num_microbatches: int, replicas: Sequence[Sequence[PeerId]], swapp
                 row[microbatch] = peer
         owner.append(tuple(row))
     routes = tuple(_route(m, owner, swapped) for m in range(num_microbatches))
-    return Plan(tuple(owner), hands, routes)
+    return Plan(tuple(owner), hands, routes, _links(routes))
 
 
 def _route(microbatch: int, owner: Sequence[Sequence[PeerId]], swapped: bool) -> Route:
     stages = (0, *stage_order(len(owner) - 1, microbatch, swapped), 0)
     return Route(microbatch, tuple(Hop(stage, owner[stage][microbatch]) for stage in stages))
+
+
+def _links(routes: Sequence[Route]) -> dict[PeerId, tuple[PeerId, ...]]:
+    uses: dict[PeerId, Counter[PeerId]] = {}
+    for route in routes:
+        for a, b in zip(route.hops, route.hops[1:], strict=False):
+            if a.peer != b.peer:
+                uses.setdefault(a.peer, Counter())[b.peer] += 1
+                uses.setdefault(b.peer, Counter())[a.peer] += 1
+    return {peer: tuple(sorted(near, key=lambda p: (-near[p], p))) for peer, near in uses.items()}

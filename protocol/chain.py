@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 
 from protocol.ids import Member, PeerId, RecordId, StateId, initial_state_id, next_state_id
 from protocol.manifest import Manifest
 from protocol.records import Commit, Record, Roster, Seating, Share, genesis_id, record_id
+from protocol.schedule import gradient_norm
 
 MAX_VOTERS = 7
 KEPT_RECORDS = 64
@@ -41,14 +43,36 @@ class Chain:
         """'' if the record may follow the head, else what is wrong with it."""
         if record.parent != self.head:
             return f"its parent is {record.parent[:8]}, the head here is {self.head[:8]}"
-        if isinstance(record, Roster):
-            return "" if record.step == self.step else f"it was made at step {record.step}, here is step {self.step}"
-        if record.step != self.step + 1:
-            return f"it commits step {record.step} after step {self.step}"
-        if [r.stage for r in record.results] != list(range(self._manifest.num_stages)):
+        return self._roster_fits(record) if isinstance(record, Roster) else self._commit_fits(record)
+
+    def _roster_fits(self, roster: Roster) -> str:
+        if roster.step != self.step:
+            return f"it was made at step {roster.step}, here is step {self.step}"
+        stages = [s.stage for s in (*roster.joins, *roster.leaves) if not 0 <= s.stage < self._manifest.num_stages]
+        if stages:
+            return f"it seats stage {stages[0]}, there are 0..{self._manifest.num_block_stages}"
+        if len({(s.stage, s.member.peer) for s in roster.joins}) != len(roster.joins):
+            return "it seats a peer twice at one stage"
+        after = {s.member for s in {*self.seatings, *roster.joins} - set(roster.leaves)}
+        if len({member.peer for member in after}) != len(after):
+            return "it seats a peer in two lives"
+        if not 1 <= len(set(roster.voters)) == len(roster.voters) <= MAX_VOTERS:
+            return f"it has {len(roster.voters)} voters; 1 to {MAX_VOTERS} different ones are needed"
+        return ""
+
+    def _commit_fits(self, commit: Commit) -> str:
+        if commit.step != self.step + 1:
+            return f"it commits step {commit.step} after step {self.step}"
+        if [r.stage for r in commit.results] != list(range(self._manifest.num_stages)):
             return f"it does not cover stages 0..{self._manifest.num_block_stages}"
-        if record.tokens != self._manifest.batch.tokens_per_step:
-            return f"it counts {record.tokens} tokens, a step has {self._manifest.batch.tokens_per_step}"
+        if commit.tokens != self._manifest.batch.tokens_per_step:
+            return f"it counts {commit.tokens} tokens, a step has {self._manifest.batch.tokens_per_step}"
+        if not math.isfinite(commit.loss_sum):
+            return f"its loss is {commit.loss_sum}"
+        try:
+            gradient_norm(commit.tokens, [r.squared_norm for r in commit.results])
+        except ValueError as error:
+            return str(error)
         return ""
 
     def append(self, record: Record, shares: tuple[Share, ...]) -> RecordId:
@@ -71,7 +95,7 @@ class Chain:
         kept = [s for s in self.seatings if (s.stage, s.member) not in gone]
         self.seatings = sorted(kept + list(roster.joins), key=lambda s: (s.stage, s.role != "active"))
         self.voters = roster.voters
-        self._members = {s.member.peer: s.member for s in reversed(self.seatings)}
+        self._members = {s.member.peer: s.member for s in self.seatings}
         self._active = {(s.stage, s.member.peer) for s in self.seatings if s.role == "active"}
 
     def after(self, head: RecordId) -> list[Decided] | None:
@@ -86,7 +110,7 @@ class Chain:
 
     def members(self) -> list[Member]:
         """Everybody on the roster, once, in roster order."""
-        return list(dict.fromkeys(s.member for s in self.seatings))
+        return list(self._members.values())
 
     def member_of(self, peer: PeerId) -> Member | None:
         """The incarnation of `peer` that is on the roster."""

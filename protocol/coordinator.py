@@ -7,7 +7,7 @@ facts. What it decides goes out as messages, also to its own node.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from protocol.assignment import MAX_WATCHED_NEIGHBOURS, make_plan
 from protocol.chain import Chain, choose_voters, is_quorum
@@ -15,6 +15,7 @@ from protocol.commands import Command, Note, SendMessage
 from protocol.gathering import Gathering
 from protocol.ids import Ballot, Member, PeerId, RecordId
 from protocol.ledger import Ledger, contacts_of
+from protocol.losses import Losses, promotions
 from protocol.manifest import Manifest
 from protocol.messages import (
     Decide,
@@ -37,13 +38,16 @@ from protocol.messages import (
     VoidStep,
     Wish,
 )
-from protocol.records import Commit, Record, Roster, Seating, Share, record_id
+from protocol.poll import Poll
+from protocol.records import Commit, Record, Roster, Share, record_id
 from protocol.view import View
 
 RESEND_HEARTBEATS = 2.0
 STANDING_HEARTBEATS = 5.0
 MAX_BACKOFF_HEARTBEATS = 30.0
 COMPLAIN_AFTER_VOIDS = 3
+REDUCE_PATIENCE = 8.0
+"""Without a report during a reduce, in units of `first_microbatch_s`."""
 
 
 @dataclass(slots=True)
@@ -55,16 +59,6 @@ class Proposal:
     held: set[Member]
     opened_at: float
     sent_at: float
-
-
-@dataclass(slots=True)
-class Poll:
-    """An evaluation in progress."""
-
-    parent: RecordId
-    wanted: int
-    deadline: float
-    losses: dict[int, tuple[float, int]] = field(default_factory=dict)
 
 
 class Coordinator:
@@ -81,9 +75,7 @@ class Coordinator:
         self._manifest, self._me, self._chain, self._view = manifest, me, chain, view
         self._proposal: Proposal | None = None
         self._poll: Poll | None = None
-        self._lost: dict[Member, str] = {}
-        self._suspects: dict[Member, dict[PeerId, float]] = {}
-        self._probed: dict[Member, float] = {}
+        self._losses = Losses(me, chain, view, manifest.timing.lapse_s)
         self._orders: dict[str, bool] = {"pause": False, "stop": False}
         self._serial = 0
         self._attempt = 0
@@ -92,6 +84,7 @@ class Coordinator:
         self._reopen_at = 0.0
         self._polled_step = 0
         self._told_at: dict[PeerId, float] = {}
+        self._asked_at: dict[PeerId, float] = {}
         self._standing_at: dict[PeerId, float] = {}
         self._out: list[Command] = []
 
@@ -104,40 +97,38 @@ class Coordinator:
 
     def on_wish(self, wish: Wish, now: float) -> None:
         """Somebody wants a seat. After the start the set of nodes is fixed: the wish is answered with the standing."""
+        if self._chain.member_of(wish.member.peer) != wish.member:
+            if not self.gathering.enter(wish):
+                return
+            self._standing_at.setdefault(wish.member.peer, -1e9)
         self.addresses[wish.member.peer] = wish.address
         self._view.expect(wish.member.peer, now)
-        self._check_restart(wish.member)
-        if self._chain.member_of(wish.member.peer) != wish.member:
-            self.gathering.enter(wish)
-            self._standing_at.setdefault(wish.member.peer, -1e9)
+        self._losses.heard(wish.member)
 
-    def on_heartbeat(self, peer: PeerId, beat: Heartbeat, now: float) -> None:
-        """A peer that is behind gets the records that it lacks, and the open step again."""
-        member = self._chain.member_of(peer)
-        self._check_restart(Member(peer, beat.incarnation))
-        wait = RESEND_HEARTBEATS * self._manifest.timing.heartbeat_s
-        if now - self._told_at.get(peer, -1e9) < wait:
+    def on_heartbeat(self, heard: Member, beat: Heartbeat, now: float) -> None:
+        """A peer that is behind gets the records that it lacks, and the open step or the void of an old one again."""
+        self._losses.heard(heard)
+        peer, member, ledger = heard.peer, self._chain.member_of(heard.peer), self.ledger
+        if now - self._told_at.get(peer, -1e9) < RESEND_HEARTBEATS * self._manifest.timing.heartbeat_s:
             return
         if beat.head != self._chain.head:
             self._told_at[peer] = now
             self.send_records(peer, beat.head)
-        ledger = self.ledger
-        if ledger and member and (beat.step, beat.attempt) != (ledger.step, ledger.attempt) and self._proposal is None:
+        if member is None or self._proposal is not None:
+            return
+        if ledger and not ledger.names(beat.step, beat.attempt):
             self._told_at[peer] = now
             self._send_open(member, ledger)
+        elif ledger is None and beat.step > self._chain.step:
+            self._told_at[peer] = now
+            self._send(peer, VoidStep(self.ballot, beat.step, beat.attempt, self._void_reason or "it is not open any more"))
 
-    def _check_restart(self, heard: Member) -> None:
-        """A later incarnation speaks: the one on the roster is lost, with all that it held, and nobody else needs asking."""
-        member = self._chain.member_of(heard.peer)
-        if member and member.incarnation < heard.incarnation:
-            self._lost.setdefault(member, "restarted")
-
-    def on_ready(self, member: Member, message: ReduceReady) -> None:
+    def on_ready(self, member: Member, message: ReduceReady, now: float) -> None:
         """An active replica accumulated all that it owns; the last one of a stage starts its reduce."""
         ledger = self.ledger
-        if ledger is None or not ledger.names(message.step, message.attempt):
+        if ledger is None or not ledger.names(message.step, message.attempt) or self._proposal:
             return
-        wrong = ledger.enter_ready(member, message)
+        wrong = ledger.enter_ready(member, message, now)
         if wrong:
             self._out.append(Note("refused", {"peer": member.peer, "reason": wrong}))
             return
@@ -151,20 +142,26 @@ class Coordinator:
                 self._send(row.member.peer, start)
 
     def on_reduced(self, member: Member, message: ReducedReport, now: float) -> None:
-        """A replica holds the sum. A digest unlike its siblings' counts as silence and voids the attempt."""
+        """A replica holds the sum. A result unlike its siblings' counts as silence and voids the attempt."""
         ledger = self.ledger
-        if ledger is None or not ledger.names(message.step, message.attempt):
+        if ledger is None or not ledger.names(message.step, message.attempt) or self._proposal:
             return
-        wrong = ledger.enter_reduced(member, message)
+        wrong = ledger.enter_reduced(member, message, now)
         if wrong:
             self._out.append(Note("refused", {"peer": member.peer, "reason": wrong}))
-            if "digest" in wrong:
-                self._void(f"peer {member.peer[-8:]}: {wrong}", now)
+        elif conflict := ledger.conflict(message):
+            self._void(f"peer {member.peer[-8:]}: {conflict}", now)
 
     def on_held(self, member: Member, message: Held) -> None:
         """A voter holds the proposal."""
         if self._proposal and message.ballot == self.ballot and message.record == record_id(self._proposal.record):
             self._proposal.held.add(member)
+
+    def on_records_wanted(self, peer: PeerId, head: RecordId, now: float) -> None:
+        """A peer lacks what came after `head`; it is answered once per heartbeat."""
+        if now - self._asked_at.get(peer, -1e9) >= self._manifest.timing.heartbeat_s:
+            self._asked_at[peer] = now
+            self.send_records(peer, head)
 
     def on_stalled(self, member: Member, message: Stalled, now: float) -> None:
         """A seat cannot finish the attempt."""
@@ -174,20 +171,19 @@ class Coordinator:
 
     def on_suspect(self, peer: PeerId, message: Suspect, now: float) -> None:
         """A second opinion about a member that may be lost."""
-        self._out.append(Note("suspected", {"peer": message.member.peer, "by": peer, "reason": message.reason}))
-        self._suspects.setdefault(message.member, {})[peer] = now
+        if self._losses.suspect(peer, message.member, now):
+            self._out.append(Note("suspected", {"peer": message.member.peer, "by": peer, "reason": message.reason}))
 
     def on_goodbye(self, member: Member, reason: str) -> None:
         """A node leaves and says so: no lapse is waited for."""
         self.gathering.leave(member)
         self._standing_at.pop(member.peer, None)
-        if self._chain.member_of(member.peer) == member:
-            self._lost.setdefault(member, f"left: {reason}")
+        self._losses.left(member, reason)
 
-    def on_evaluated(self, message: Evaluated) -> None:
+    def on_evaluated(self, peer: PeerId, message: Evaluated) -> None:
         """Loss of one held-out microbatch."""
-        if self._poll and message.parent == self._poll.parent:
-            self._poll.losses.setdefault(message.microbatch, (message.loss_sum, message.tokens))
+        if self._poll:
+            self._poll.enter(peer, message)
 
     def on_order(self, order: Order) -> None:
         """The organiser wants something (the signature was checked at the edge)."""
@@ -200,38 +196,51 @@ class Coordinator:
 
     def on_tick(self, now: float) -> None:
         """Find lapsed members, repeat what may not have arrived."""
-        for member in self._chain.members():
-            if member != self._me and member not in self._lost and self._view.lapsed(member.peer, now):
-                self._consider_loss(member, now)
-        for wish in list(self.gathering.wishes.values()):
-            if wish.member != self._me and self._view.lapsed(wish.member.peer, now):
-                self.gathering.leave(wish.member)
+        for peer, member in self._losses.look(now):
+            self._send(peer, Probe(self.ballot, member, self.addresses.get(member.peer, "")))
         timing, proposal = self._manifest.timing, self._proposal
         if proposal and now - proposal.sent_at >= RESEND_HEARTBEATS * timing.heartbeat_s:
             self._send_proposal(proposal, now)
         if proposal and now - proposal.opened_at > timing.lapse_s:
             held, voters = len(proposal.held), len(self._chain.voters)
             self._stand("waiting", f"waiting for a quorum: {held} of {voters} voters answer", now)
+        if self.ledger and not proposal:
+            self._hurry(self.ledger, now)
+        self._forget_strangers(now)
         for peer, at in self._standing_at.items():
             if now - at >= STANDING_HEARTBEATS * timing.heartbeat_s:
                 self._standing_at[peer] = now
                 self._send(peer, self._standing())
 
-    def _consider_loss(self, member: Member, now: float) -> None:
-        """A loss needs the lapse here and at a second node, where a third node that still lives is on the roster."""
-        lapse_s = self._manifest.timing.lapse_s
-        others = [m for m in self._chain.members() if m not in (self._me, member) and not self._view.lapsed(m.peer, now)]
-        alive = {m.peer for m in others}
-        opinions = self._suspects.get(member, {})
-        agreed = [p for p, at in opinions.items() if p in alive and now - at <= 2 * lapse_s]
-        silent = self._view.silent_s(member.peer, now)
-        if agreed or not others:
-            second = f" and by {agreed[0][-8:]}" if agreed else ""
-            self._lost[member] = f"not heard for {silent:.1f} s by the coordinator{second}"
-        elif now - self._probed.get(member, -1e9) > 2 * lapse_s:
-            self._probed[member] = now
-            for other in others[:2]:
-                self._send(other.peer, Probe(self.ballot, member, self.addresses.get(member.peer, "")))
+    def _hurry(self, ledger: Ledger, now: float) -> None:
+        """A passive replica has nothing to report before a reduce, so its StartReduce is repeated unasked; and a reduce in
+        which nothing comes of that for long is given up, whoever lives."""
+        missing = [(stage, member) for stage, member in ledger.missing() if stage in ledger.started]
+        for stage, member in missing:
+            seating = ledger.seated(stage, member)
+            last = self._told_at.get(member.peer, -1e9)
+            if seating and seating.role != "active" and now - last >= RESEND_HEARTBEATS * self._manifest.timing.heartbeat_s:
+                self._told_at[member.peer] = now
+                self._send(member.peer, ledger.start_reduce(stage, self.addresses))
+        if len(ledger.started) == self._manifest.num_stages and missing:
+            waited = now - ledger.progress_at
+            if waited > REDUCE_PATIENCE * self._manifest.timing.first_microbatch_s:
+                stage, member = missing[0]
+                self._void(f"peer {member.peer[-8:]} does not have the sum of stage {stage} after {waited:.0f} s", now)
+
+    def _forget_strangers(self, now: float) -> None:
+        """What is remembered of those without a seat ends with their life here; the transport bounds how many live."""
+        for wish in list(self.gathering.wishes.values()):
+            if wish.member != self._me and self._view.lapsed(wish.member.peer, now):
+                self.gathering.leave(wish.member)
+        known = {*self.gathering.wishes, *(m.peer for m in self._chain.members()), self._me.peer}
+        for peer in [p for p in {**self._standing_at, **self.addresses} if p not in known]:
+            self._standing_at.pop(peer, None)
+            self.addresses.pop(peer, None)
+            self._view.forget(peer)
+        heartbeat_s = self._manifest.timing.heartbeat_s
+        self._told_at = {peer: at for peer, at in self._told_at.items() if now - at < RESEND_HEARTBEATS * heartbeat_s}
+        self._asked_at = {peer: at for peer, at in self._asked_at.items() if now - at < heartbeat_s}
 
     # ---- decisions ----
 
@@ -241,11 +250,11 @@ class Coordinator:
             self._try_decide(self._proposal)
         elif not self._chain.seatings:
             self._gather(now)
-        elif self._lost:
-            self._drop_lost(now)
+        elif self._losses:
+            self._drop_lost(self._losses.take(), now)
         elif self.ledger:
             if self.ledger.complete():
-                self._propose(*self.ledger.commit(), now)
+                self._propose_commit(self.ledger, now)
         elif self._poll:
             self._try_close_poll(self._poll, now)
         else:
@@ -277,33 +286,32 @@ class Coordinator:
             self.gathering.leave(seating.member)
         self._propose(Roster(self._chain.head, 0, gathered.seatings, (), voters), (), now)
 
-    def _drop_lost(self, now: float) -> None:
-        lost, self._lost = self._lost, {}
+    def _drop_lost(self, lost: dict[Member, str], now: float) -> None:
         if self.ledger:
             self._void("; ".join(f"{m.peer[-8:]} {why}" for m, why in lost.items()), now)
         if self._poll:
             self._skip_poll("a member was lost")
+        step = self._chain.step + 1
         leaves = tuple(s for s in self._chain.seatings if s.member in lost)
         for seating in leaves:
             fields = {"stage": seating.stage, "peer": seating.member.peer, "reason": lost[seating.member]}
-            self._out.append(Note("lost", fields | {"step": self._chain.step + 1}))
+            self._out.append(Note("lost", fields | {"step": step}))
         stay = [s for s in self._chain.seatings if s.member not in lost]
-        promoted = self._promote(stay)
+        promoted = promotions(stay)
+        for seating in promoted:
+            self._out.append(Note("promoted", {"stage": seating.stage, "peer": seating.member.peer, "step": step}))
         voters = choose_voters([*stay, *promoted], self._me)
         self._reopen_at, self._voids = now, 0
         self._propose(Roster(self._chain.head, self._chain.step, promoted, leaves, voters), (), now)
 
-    def _promote(self, stay: list[Seating]) -> tuple[Seating, ...]:
-        """A passive replica is exact: where no active one is left, the first in roster order takes over at once."""
-        covered = {s.stage for s in stay if s.role == "active"}
-        first: dict[int, Seating] = {}
-        for seating in stay:
-            if seating.role == "passive" and seating.stage not in covered:
-                first.setdefault(seating.stage, replace(seating, role="active"))
-        for seating in first.values():
-            fields = {"stage": seating.stage, "peer": seating.member.peer, "step": self._chain.step + 1}
-            self._out.append(Note("promoted", fields))
-        return tuple(first.values())
+    def _propose_commit(self, ledger: Ledger, now: float) -> None:
+        """Each number was checked when it came; together they may still be too large for the clip."""
+        commit, shares = ledger.commit()
+        wrong = self._chain.fits(commit)
+        if wrong:
+            self._void(f"the step cannot be committed: {wrong}", now)
+        else:
+            self._propose(commit, shares, now)
 
     def _propose(self, record: Record, shares: tuple[Share, ...], now: float) -> None:
         self._proposal = Proposal(record, shares, set(), now, now)
@@ -333,7 +341,7 @@ class Coordinator:
         self._send(peer, Decide(self.ballot, record, kept))
 
     def send_records(self, peer: PeerId, head: RecordId) -> None:
-        """Send what was decided after `head`; a peer on an unknown head gets the standing."""
+        """Send what was decided after `head`, as far as this node still has it."""
         for decided in self._chain.after(head) or ():
             self._send_decide(peer, decided.record, decided.shares)
 
@@ -347,7 +355,8 @@ class Coordinator:
         self._attempt += 1
         seats = [chain.seated(stage) for stage in stages]
         step = chain.step + 1
-        self.ledger = Ledger(self.ballot, step, self._attempt, chain.head, plan, seats, now)
+        tokens = self._manifest.batch.tokens_per_microbatch
+        self.ledger = Ledger(self.ballot, step, self._attempt, chain.head, plan, seats, tokens, now)
         trouble = f" (voided {self._voids} times: {self._void_reason})" if self._voids >= COMPLAIN_AFTER_VOIDS else ""
         self._stand("training", f"training step {step}{trouble}" if trouble else "training", now)
         for member in chain.members():
@@ -368,14 +377,13 @@ class Coordinator:
             for s in row
             if s.member == member
         )
-        routes = tuple(r for r in plan.routes if plan.owner[0][r.microbatch] == peer)
         neighbours = plan.neighbours(peer)
         ring = self._ring(member)
         watch = tuple(dict.fromkeys([*ring, *neighbours[:MAX_WATCHED_NEIGHBOURS]]))
         contacts = contacts_of(list(dict.fromkeys([*neighbours, *ring])), self.addresses)
         self._send(
             peer,
-            OpenStep(self.ballot, ledger.step, ledger.attempt, ledger.parent, work, routes, contacts, watch),
+            OpenStep(self.ballot, ledger.step, ledger.attempt, ledger.parent, work, plan.routes_from(peer), contacts, watch),
         )
 
     def _ring(self, member: Member) -> list[PeerId]:
@@ -408,18 +416,21 @@ class Coordinator:
         self._polled_step = chain.step
         active = [[s.member.peer for s in chain.active(stage)] for stage in range(self._manifest.num_stages)]
         plan = make_plan(wanted, active, swapped=False)
-        self._poll = Poll(chain.head, wanted, now + self._manifest.timing.first_microbatch_s)
+        self._poll = Poll(
+            chain.head,
+            plan.owner[0],
+            self._manifest.batch.tokens_per_microbatch,
+            now + self._manifest.timing.first_microbatch_s,
+        )
         self._stand("evaluating", f"evaluating after step {chain.step}", now)
         for peer in dict.fromkeys(plan.owner[0]):
-            routes = tuple(r for r in plan.routes if plan.owner[0][r.microbatch] == peer)
             contacts = contacts_of(plan.neighbours(peer), self.addresses)
-            self._send(peer, OpenEvaluation(self.ballot, chain.head, chain.step, routes, contacts))
+            self._send(peer, OpenEvaluation(self.ballot, chain.head, chain.step, plan.routes_from(peer), contacts))
 
     def _try_close_poll(self, poll: Poll, now: float) -> None:
-        if len(poll.losses) == poll.wanted:
+        if poll.complete:
             self._poll = None
-            pairs = [poll.losses[m] for m in sorted(poll.losses)]
-            self.validation = (self._chain.step, sum(p[0] for p in pairs) / max(1, sum(p[1] for p in pairs)))
+            self.validation = (self._chain.step, poll.mean())
             self._out.append(Note("validation", {"step": self._chain.step, "value": self.validation[1]}))
             self._tell_everybody(now)
         elif now >= poll.deadline or self._chain.empty_stages():

@@ -9,6 +9,8 @@ from protocol.manifest import Manifest
 from protocol.messages import Wish
 from protocol.records import Seating
 
+MAX_WISHES = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
@@ -25,11 +27,14 @@ class Gathering:
         self._manifest = manifest
         self.wishes: dict[PeerId, Wish] = {}
 
-    def enter(self, wish: Wish) -> None:
-        """Take in a wish for a stage that exists; -1 means any. A wish out of range is taken as any."""
+    def enter(self, wish: Wish) -> bool:
+        """Take in a wish for a stage; any other number means any stage. False where it is outdated or there is no room."""
         known = self.wishes.get(wish.member.peer)
-        if known is None or wish.member.incarnation >= known.member.incarnation:
-            self.wishes[wish.member.peer] = wish
+        outdated = known is not None and wish.member.incarnation < known.member.incarnation
+        if outdated or (known is None and len(self.wishes) >= MAX_WISHES):
+            return False
+        self.wishes[wish.member.peer] = wish
+        return True
 
     def leave(self, member: Member) -> None:
         """The member is gone."""

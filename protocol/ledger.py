@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -9,6 +10,8 @@ from protocol.assignment import Plan
 from protocol.ids import Ballot, Member, RecordId, bitmap
 from protocol.messages import Contact, ReducedReport, ReduceMember, ReduceReady, StartReduce
 from protocol.records import Commit, Seating, Share, StageResult, shares_digest
+
+NORM_TOLERANCE = 1e-6
 
 
 @dataclass(slots=True)
@@ -22,7 +25,9 @@ class Ledger:
     plan: Plan
     seats: Sequence[Sequence[Seating]]
     """seats[stage], active first, in roster order: the attempt's roster."""
-    opened_at: float
+    tokens_per_microbatch: int
+    progress_at: float
+    """When the attempt was opened or the last new report was entered."""
     ready: dict[tuple[int, Member], ReduceReady] = field(default_factory=dict)
     reduced: dict[tuple[int, Member], ReducedReport] = field(default_factory=dict)
     started: set[int] = field(default_factory=set)
@@ -36,7 +41,7 @@ class Ledger:
         row = self.seats[stage] if 0 <= stage < len(self.seats) else ()
         return next((s for s in row if s.member == member), None)
 
-    def enter_ready(self, member: Member, message: ReduceReady) -> str:
+    def enter_ready(self, member: Member, message: ReduceReady, now: float) -> str:
         """'' if the member accumulated exactly what it owns, else what is wrong."""
         seating = self.seated(message.stage, member)
         if seating is None or seating.role != "active":
@@ -44,7 +49,11 @@ class Ledger:
         owned = bitmap(self.plan.hands[message.stage, member.peer])
         if message.microbatches != owned:
             return f"it accumulated microbatches {message.microbatches} of stage {message.stage} and owns {owned}"
-        self.ready.setdefault((message.stage, member), message)
+        tokens = self.tokens_per_microbatch * int(owned, 16).bit_count() if message.stage == 0 else 0
+        if message.tokens != tokens or not math.isfinite(message.loss_sum):
+            return f"it reports loss {message.loss_sum} over {message.tokens} tokens, not a finite one over {tokens}"
+        if (message.stage, member) not in self.ready:
+            self.ready[message.stage, member], self.progress_at = message, now
         return ""
 
     def covered(self, stage: int) -> bool:
@@ -65,16 +74,23 @@ class Ledger:
             rows.append(ReduceMember(s.member, s.role, bits, addresses.get(s.member.peer, "")))
         return StartReduce(self.ballot, self.step, self.attempt, stage, tuple(rows))
 
-    def enter_reduced(self, member: Member, message: ReducedReport) -> str:
-        """'' if the member belongs to the replica set and its digest equals its siblings', else what is wrong."""
+    def enter_reduced(self, member: Member, message: ReducedReport, now: float) -> str:
+        """'' if the member belongs to the replica set and reports a possible norm, else what is wrong."""
         if self.seated(message.stage, member) is None or message.stage not in self.started:
             return f"it has no part in the reduce of stage {message.stage}"
-        siblings = [r for (stage, _), r in self.reduced.items() if stage == message.stage]
-        if siblings and siblings[0].digest != message.digest:
-            return (
-                f"its reduced gradient of stage {message.stage} has digest {message.digest[:8]}, not {siblings[0].digest[:8]}"
-            )
-        self.reduced.setdefault((message.stage, member), message)
+        if not (math.isfinite(message.squared_norm) and message.squared_norm >= 0):
+            return f"it reports a squared norm of {message.squared_norm} for stage {message.stage}"
+        if (message.stage, member) not in self.reduced:
+            self.reduced[message.stage, member], self.progress_at = message, now
+        return ""
+
+    def conflict(self, message: ReducedReport) -> str:
+        """'' if the result is the one that the stage's other replicas report, else how it differs."""
+        for (stage, _), other in self.reduced.items():
+            if stage == message.stage and other.digest != message.digest:
+                return f"its gradient sum of stage {stage} has digest {message.digest[:8]}, not {other.digest[:8]}"
+            if stage == message.stage and not norms_agree(other.squared_norm, message.squared_norm):
+                return f"its gradient sum of stage {stage} has squared norm {message.squared_norm}, not {other.squared_norm}"
         return ""
 
     def complete(self) -> bool:
@@ -102,3 +118,8 @@ class Ledger:
 def contacts_of(peers: Sequence[str], addresses: dict[str, str]) -> tuple[Contact, ...]:
     """Contacts of those peers whose address is known."""
     return tuple(Contact(p, addresses[p]) for p in peers if p in addresses)
+
+
+def norms_agree(a: float, b: float) -> bool:
+    """Are two replicas' squared norms of the same sum equal, up to the order in which they added?"""
+    return abs(a - b) <= NORM_TOLERANCE * max(abs(a), abs(b))

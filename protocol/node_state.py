@@ -234,15 +234,13 @@ class NodeState:
         return checked
 
     def _on_heartbeat(self, peer: PeerId, incarnation: int, beat: Heartbeat, now: float) -> None:
-        self.view.heard(peer, now)
-        known = self.view.news.get(peer)
-        if known is None or incarnation >= known.incarnation:
+        if self._is_seated(peer, incarnation):
             self.view.news[peer] = PeerNews(incarnation, beat.ballot, beat.head, beat.step, beat.attempt)
-        if peer not in self._watch and peer != self.leader.peer and self.coordinator is None:
-            self._send(peer, self._beat())
-            self._watch.for_a_while(peer, now)
+            if peer not in self._watch and peer != self.leader.peer and self.coordinator is None:
+                self._send(peer, self._beat())
+                self._watch.for_a_while(peer, now)
         if self.coordinator:
-            self.coordinator.on_heartbeat(peer, beat, now)
+            self.coordinator.on_heartbeat(Member(peer, incarnation), beat, now)
 
     def _beat(self) -> Heartbeat:
         o = self.bench.open
@@ -258,13 +256,13 @@ class NodeState:
 
     # ---- facts for the coordinator ----
 
-    def _on_wish(self, peer: PeerId, _: int, message: Wish, now: float) -> None:
-        if self.coordinator and message.member.peer == peer:
+    def _on_wish(self, peer: PeerId, incarnation: int, message: Wish, now: float) -> None:
+        if self.coordinator and message.member == Member(peer, incarnation):
             self.bench.introduce([Contact(peer, message.address)])
             self.coordinator.on_wish(message, now)
 
-    def _on_goodbye(self, peer: PeerId, _: int, message: Goodbye, now: float) -> None:
-        if message.member.peer != peer:
+    def _on_goodbye(self, peer: PeerId, incarnation: int, message: Goodbye, now: float) -> None:
+        if message.member != Member(peer, incarnation):
             return
         self.view.forget(peer)
         if self.coordinator:
@@ -272,13 +270,13 @@ class NodeState:
         elif peer == self.leader.peer:
             self.view.expect(peer, now - 2 * self._manifest.timing.lapse_s)
 
-    def _on_suspect(self, peer: PeerId, _: int, message: Suspect, now: float) -> None:
-        if self.coordinator and self.chain.member_of(peer):
+    def _on_suspect(self, peer: PeerId, incarnation: int, message: Suspect, now: float) -> None:
+        if self.coordinator and self._is_seated(peer, incarnation):
             self.coordinator.on_suspect(peer, message, now)
 
     def _on_records_wanted(self, peer: PeerId, _: int, message: RecordsWanted, now: float) -> None:
         if self.coordinator:
-            self.coordinator.send_records(peer, message.head)
+            self.coordinator.on_records_wanted(peer, message.head, now)
 
     def _on_report(
         self,
@@ -296,14 +294,17 @@ class NodeState:
                 self.coordinator.on_held(member, message)
         elif self.chain.member_of(peer) == member:
             if isinstance(message, ReduceReady):
-                self.coordinator.on_ready(member, message)
+                self.coordinator.on_ready(member, message, now)
             elif isinstance(message, ReducedReport):
                 self.coordinator.on_reduced(member, message, now)
             else:
                 self.coordinator.on_stalled(member, message, now)
 
-    def _on_applied_report(self, peer: PeerId, _: int, message: AppliedReport, now: float) -> None:
-        seat = self.bench.seats.get(message.stage)
+    def _is_seated(self, peer: PeerId, incarnation: int) -> bool:
+        return self.chain.member_of(peer) == Member(peer, incarnation)
+
+    def _on_applied_report(self, peer: PeerId, incarnation: int, message: AppliedReport, now: float) -> None:
+        seat = self.bench.seats.get(message.stage) if self._is_seated(peer, incarnation) else None
         if self.coordinator and seat and seat.state.state_id == message.state_id and seat.state.digest != message.digest:
             fields = {
                 "stage": message.stage,
@@ -313,9 +314,9 @@ class NodeState:
             }
             self._out.append(Note("digest_mismatch", fields | {"step": message.step}))
 
-    def _on_evaluated(self, peer: PeerId, _: int, message: Evaluated, now: float) -> None:
-        if self.coordinator and message.ballot == self.ballot and self.chain.member_of(peer):
-            self.coordinator.on_evaluated(message)
+    def _on_evaluated(self, peer: PeerId, incarnation: int, message: Evaluated, now: float) -> None:
+        if self.coordinator and message.ballot == self.ballot and self._is_seated(peer, incarnation):
+            self.coordinator.on_evaluated(peer, message)
 
     def _on_order(self, peer: PeerId, _: int, message: Order, now: float) -> None:
         if self.coordinator:
@@ -363,6 +364,8 @@ class NodeState:
             self._out.append(Note("left", {"stage": leave.stage, "peer": leave.member.peer, "step": roster.step}))
             if leave.member == self.config.member:
                 self.bench.leave_seat(leave.stage)
+            if self.chain.member_of(leave.member.peer) is None and leave.member.peer != self.leader.peer:
+                self.view.forget(leave.member.peer)
         for join in roster.joins:
             fields = {"stage": join.stage, "peer": join.member.peer, "role": join.role, "step": roster.step}
             self._out.append(Note("joined", fields))

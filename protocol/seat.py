@@ -168,14 +168,13 @@ class Seat:
     def _start(self, op: str, incoming: Incoming) -> list[Command]:
         attempt, header = self._open(), incoming.header
         attempt.computing[op, header.route.microbatch] = incoming
-        at = header.accumulate_at
         work = Work(
             op,  # type: ignore[arg-type]
             self.state.stage,
             header.step,
             header.attempt,
             header.route.microbatch,
-            accumulate=at is None or self.state.stage in at,
+            accumulate=self._counts(header),
         )
         return [Compute(work, incoming.handle, incoming.peer)]
 
@@ -188,12 +187,16 @@ class Seat:
         attempt.busy_s += done.seconds
         out: list[Command] = [Release(incoming.handle)] if incoming.handle else []
         out += self._pass_on(done, incoming.header)
-        if done.work.op == "head" and done.work.accumulate:
+        if done.work.op == "head" and self._counts(incoming.header):
             attempt.loss_sum += done.loss_sum
             attempt.tokens += done.tokens
         if done.work.op in ("backward", "embed_backward"):
-            out += self._came_back(done.work, now)
+            out += self._came_back(incoming.header, now)
         return out
+
+    def _counts(self, header: PipeHeader) -> bool:
+        """Does the microbatch enter this stage's gradient? A replay that is meant for other stages does not."""
+        return header.accumulate_at is None or self.state.stage in header.accumulate_at
 
     def _pass_on(self, done: ComputeDone, header: PipeHeader) -> list[Command]:
         if not done.handle:
@@ -203,17 +206,17 @@ class Seat:
         onward = self._header("forward" if forward else "backward", hop, header.route, header.accumulate_at)
         return [SendPayload(header.route.hops[hop].peer, onward, done.handle), Release(done.handle)]
 
-    def _came_back(self, work: Work, now: float) -> list[Command]:
+    def _came_back(self, header: PipeHeader, now: float) -> list[Command]:
         """The gradient of a microbatch went through this seat: what was its room is free for the next one."""
-        attempt = self._open()
-        admitted_at = attempt.admitted_at.pop(work.microbatch, None)
+        attempt, microbatch = self._open(), header.route.microbatch
+        admitted_at = attempt.admitted_at.pop(microbatch, None)
         if admitted_at is not None:
             attempt.in_flight -= 1
             self.latency_s = max(now - admitted_at, 0.9 * self.latency_s)
         out: list[Command] = []
-        if work.accumulate:
-            attempt.accumulated.append(work.microbatch)
-            fields = {"stage": self.state.stage, "microbatch": work.microbatch, "tokens": self._tokens}
+        if self._counts(header):
+            attempt.accumulated.append(microbatch)
+            fields = {"stage": self.state.stage, "microbatch": microbatch, "tokens": self._tokens}
             out.append(Note("accumulated", fields | self._where()))
         self._check_ready()
         return [*out, *self._admit(now)]

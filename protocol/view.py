@@ -33,8 +33,9 @@ class View:
         self._heard_at.setdefault(peer, now)
 
     def heard(self, peer: PeerId, now: float) -> None:
-        """Something came from `peer`."""
-        self._heard_at[peer] = now
+        """Something came from `peer`. Of strangers nothing is remembered: anybody may speak to a node."""
+        if peer in self._heard_at:
+            self._heard_at[peer] = now
 
     def forget(self, peer: PeerId) -> None:
         """The peer is of no more interest."""
@@ -59,5 +60,5 @@ class View:
         return self.silent_s(peer, now) > self._lapse_s
 
     def known(self) -> list[PeerId]:
-        """Peers that are expected or were heard, sorted."""
+        """Peers whose silence counts here, sorted."""
         return sorted(self._heard_at)

@@ -15,6 +15,7 @@ from protocol.commands import Apply, Command, CreateSeat, DropSeat, Introduce, N
 from protocol.evaluation import Evaluation
 from protocol.events import Applied, CommandFailed, ComputeDone, PayloadArrived, Reduced, SeatCreated
 from protocol.ids import NO_BALLOT, Ballot, PeerId, bitmap
+from protocol.ledger import norms_agree
 from protocol.manifest import Manifest
 from protocol.messages import (
     AppliedReport,
@@ -31,7 +32,6 @@ from protocol.records import Commit, Seating, Share
 from protocol.schedule import gradient_scale, learning_rate
 from protocol.seat import Incoming, Seat, SeatPhase, SeatState
 
-NORM_TOLERANCE = 1e-6
 DEADLINE_FACTOR = 4.0
 DEADLINE_HEARTBEATS = 3.0
 RESEND_HEARTBEATS = 2.0
@@ -203,7 +203,7 @@ class Workbench:
         rate = learning_rate(self._manifest.optimizer, commit.step, self._manifest.last_step)
         for stage, seat in sorted(self.seats.items()):
             result, decided = seat.attempt.reduced if seat.attempt else None, commit.results[stage]
-            same = result and result.digest == decided.digest and _close(result.squared_norm, decided.squared_norm)
+            same = result and result.digest == decided.digest and norms_agree(result.squared_norm, decided.squared_norm)
             if seat.phase is not SeatPhase.REDUCED or not same:
                 self._fall_behind(seat, commit)
                 continue
@@ -364,7 +364,3 @@ class Workbench:
         self.end_evaluation()
         self._out += [Release(incoming.handle) for incoming in self._early.values()]
         self._early.clear()
-
-
-def _close(a: float, b: float) -> bool:
-    return abs(a - b) <= NORM_TOLERANCE * max(abs(a), abs(b))

@@ -62,12 +62,12 @@ def beat(incarnation: int, chain: Chain) -> Heartbeat:
 @pytest.mark.parametrize("by", ["heartbeat", "wish"])
 def test_a_later_incarnation_means_that_the_seat_is_lost(by: str) -> None:
     chain, coordinator = seated()
-    coordinator.on_heartbeat("holder1", beat(1, chain), 1.0)
+    coordinator.on_heartbeat(holder(1), beat(1, chain), 1.0)
     coordinator.advance(1.0)
     assert coordinator.ledger, "the same incarnation changes nothing: the step opens"
     coordinator.take()
     if by == "heartbeat":
-        coordinator.on_heartbeat("holder1", beat(2, chain), 2.0)
+        coordinator.on_heartbeat(holder(1, 2), beat(2, chain), 2.0)
     else:
         coordinator.on_wish(Wish(holder(1, 2), -1, "name", "holder1:1", 0), 2.0)
     coordinator.advance(2.0)

@@ -1,0 +1,422 @@
+"""The coordinator against slow, lying and silent members. Facts go in through NodeState, as peers would send them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from protocol.commands import Command, Compute, Reduce, Work
+from protocol.coordinator import REDUCE_PATIENCE
+from protocol.events import Applied, ComputeDone, Reduced, SeatCreated, Tick
+from protocol.ids import Ballot, Member, bitmap
+from protocol.messages import (
+    AppliedReport,
+    Decide,
+    Evaluated,
+    Goodbye,
+    Heartbeat,
+    Held,
+    Message,
+    OpenStep,
+    Probe,
+    Propose,
+    RecordsWanted,
+    ReducedReport,
+    ReduceReady,
+    Stalled,
+    Standing,
+    StartReduce,
+    Suspect,
+    VoidStep,
+    Wish,
+)
+from protocol.records import Commit, record_id
+from tests.tools.core import BALLOT, LEAD, Core, a_manifest, notes, of, sent
+
+
+class Lead(Core):
+    """The founder, holding stage 0 with other members played by the test; all stages are seated and step 1 is open."""
+
+    def __init__(self, others: tuple[str, ...] = ("a", "b"), **options: Any) -> None:
+        super().__init__(a_manifest(**options), LEAD.peer, founder=True)
+        self.all: list[Command] = []
+        stages = [0, *(1 + i % self.manifest.num_block_stages for i in range(len(others)))]
+        for peer, stage in reversed(list(zip([LEAD.peer, *others], stages, strict=True))):
+            wish = Wish(Member(peer, 1), stage, peer, f"{peer}:1", 0)
+            self.tell(wish, peer)
+        self.do(SeatCreated(0, "d", 8))
+        self.beats()
+
+    @property
+    def coordinator(self) -> Any:
+        return self.state.coordinator
+
+    def beats(self, after_s: float = 0.0, silent: tuple[str, ...] = (), head: str = "") -> list[Command]:
+        """A tick, and a heartbeat of every other member (who knows the newest head and has the step open)."""
+        out = self.do(Tick(), after_s)
+        ledger = self.coordinator.ledger
+        step, attempt = (ledger.step, ledger.attempt) if ledger else (0, 0)
+        for member in self.state.chain.members():
+            if member != LEAD and member.peer not in silent:
+                beat = Heartbeat(1, BALLOT, head or self.state.chain.head, step, attempt)
+                out += self.tell(beat, member.peer)
+        return out
+
+    def pass_time(self, seconds: float, silent: tuple[str, ...] = ()) -> list[Command]:
+        out: list[Command] = []
+        for _ in range(int(seconds * 2)):
+            out += self.beats(0.5, silent)
+        return out
+
+    def ready(self, member: str, stage_: int, **changes: Any) -> list[Command]:
+        owned = bitmap(self.coordinator.ledger.plan.hands[stage_, member])
+        ledger = self.coordinator.ledger
+        fields = {
+            "ballot": BALLOT,
+            "step": ledger.step,
+            "attempt": ledger.attempt,
+            "stage": stage_,
+            "microbatches": owned,
+            "loss_sum": 0.0,
+            "tokens": 0,
+            "seconds_per_microbatch": 0.1,
+        }
+        return self.tell(ReduceReady(**(fields | changes)), member)
+
+    def reduced(self, member: str, stage_: int, **changes: Any) -> list[Command]:
+        ledger = self.coordinator.ledger
+        fields = {
+            "ballot": BALLOT,
+            "step": ledger.step,
+            "attempt": ledger.attempt,
+            "stage": stage_,
+            "digest": f"sum{stage_}",
+            "squared_norm": 1.0,
+        }
+        return self.tell(ReducedReport(**(fields | changes)), member)
+
+    def own_stage(self) -> list[Command]:
+        """Stage 0 computes here; the head's gradient comes back from the others at once."""
+        out: list[Command] = []
+        last = self.manifest.num_stages
+        for microbatch in range(self.manifest.batch.num_microbatches):
+            for header in (self.header("forward", microbatch, last), self.header("backward", microbatch, 0)):
+                attempt = self.coordinator.ledger.attempt
+                for compute in of(self.arrive(replace(header, attempt=attempt)), Compute):
+                    tokens = self.manifest.batch.tokens_per_microbatch if compute.work.op == "head" else 0
+                    handle = self.handle() if compute.work.op == "head" else 0
+                    out += self.do(ComputeDone(compute.work, handle, 8, 2.0 if tokens else 0.0, tokens, 0.1))
+        for reduce in of(out, Reduce):
+            out += self.do(Reduced(0, reduce.step, reduce.attempt, "sum0", 1.0, 0.1))
+        return out
+
+
+def lead(**options: Any) -> Lead:
+    """Embeds are done, so that payloads may come back."""
+    c = Lead(**options)
+    assert c.coordinator.ledger, "the first step is open"
+    return c
+
+
+def embed_all(c: Lead) -> None:
+    for microbatch in range(c.manifest.batch.num_microbatches):
+        attempt = c.coordinator.ledger.attempt
+        c.do(ComputeDone(Work("embed", 0, 1, attempt, microbatch), c.handle(), 8, 0.0, 0, 0.1))
+
+
+def whole_step(c: Lead) -> list[Command]:
+    """Everybody has the sum; the votes are still to come."""
+    embed_all(c)
+    out = c.own_stage()
+    for stage, member in ((1, "a"), (2, "b")):
+        out += c.ready(member, stage)
+    for stage, member in ((1, "a"), (2, "b")):
+        out += c.reduced(member, stage)
+    return out
+
+
+def votes(c: Lead, commands: list[Command]) -> list[Command]:
+    record = sent(commands, Propose)[0].record
+    return c.tell(Held(BALLOT, record_id(record)), "a")
+
+
+def test_a_step_is_committed() -> None:
+    c = lead()
+    out = whole_step(c)
+    assert isinstance(sent(out, Propose, "a")[0].record, Commit)
+    assert c.state.chain.step == 0, "two of three voters are a quorum, one is not"
+    out = votes(c, out)
+    assert c.state.chain.step == 1
+    assert {x.peer for x in out if isinstance(getattr(x, "message", None), Decide)} == {"a", "b"}
+    assert c.num_held == 0
+
+
+# ---- lies ----
+
+
+LIES: dict[str, dict[str, Any]] = {
+    "infinite norm": {"squared_norm": math.inf},
+    "no number": {"squared_norm": math.nan},
+    "negative norm": {"squared_norm": -1.0},
+    "a stage that does not exist": {"stage": 9},
+    "a negative stage": {"stage": -1},
+    "somebody else's stage": {"stage": 2},
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_an_impossible_result_is_refused_and_never_proposed(name: str) -> None:
+    c = lead()
+    embed_all(c)
+    c.own_stage()
+    c.ready("a", 1)
+    c.ready("b", 2)
+    c.reduced("b", 2)
+    out = c.reduced("a", 1, **LIES[name])
+    assert not sent(out, Propose)
+    assert len(notes(out, "refused")) == 1
+    assert sent(c.reduced("a", 1), Propose), "the true result still counts"
+
+
+READY_LIES: dict[str, dict[str, Any]] = {
+    "too few": {"microbatches": "7"},
+    "none": {"microbatches": "0"},
+    "huge": {"microbatches": "f" * 1024},
+    "no stage": {"stage": 77},
+    "negative stage": {"stage": -1},
+    "tokens at a block stage": {"tokens": 8},
+    "infinite loss": {"loss_sum": math.inf},
+    "no loss": {"loss_sum": math.nan},
+}
+
+
+@pytest.mark.parametrize("name", READY_LIES)
+def test_an_impossible_accumulation_is_refused(name: str) -> None:
+    c = lead()
+    out = c.ready("a", 1, **READY_LIES[name])
+    assert not sent(out, StartReduce)
+    assert len(notes(out, "refused")) == 1
+    assert sent(c.ready("a", 1), StartReduce, "a")
+
+
+def test_stage_0_must_count_the_tokens_of_its_microbatches() -> None:
+    ledger = lead().coordinator.ledger
+    mine = ReduceReady(BALLOT, 1, 1, 0, "f", 1.0, 0, 0.1)
+    assert "tokens" in ledger.enter_ready(LEAD, mine, 1.0)
+    assert "finite" in ledger.enter_ready(LEAD, replace(mine, tokens=32, loss_sum=math.nan), 1.0)
+    assert ledger.enter_ready(LEAD, replace(mine, tokens=32), 1.0) == ""
+
+
+def test_norms_that_together_overflow_void_the_step() -> None:
+    c = lead()
+    embed_all(c)
+    c.own_stage()
+    c.ready("a", 1)
+    c.ready("b", 2)
+    c.reduced("a", 1, squared_norm=1.5e308)
+    out = c.reduced("b", 2, squared_norm=1.5e308)
+    assert not sent(out, Propose)
+    assert "not finite" in sent(out, VoidStep)[0].reason
+
+
+@pytest.mark.parametrize("changes", [{"digest": "other"}, {"squared_norm": 2.0}], ids=str)
+def test_siblings_that_differ_void_the_step(changes: dict[str, Any]) -> None:
+    c = Lead(others=("a", "b", "a2", "b2"))
+    c.ready("a", 1)
+    c.ready("a2", 1)
+    c.reduced("a", 1)
+    out = c.reduced("a2", 1, **changes)
+    assert "its gradient sum of stage 1" in sent(out, VoidStep)[0].reason
+
+
+@pytest.mark.parametrize("message", ["reduced", "stalled"])
+def test_nothing_voids_a_step_that_is_proposed(message: str) -> None:
+    """A void after a proposal would make every replica miss the commit."""
+    c = lead()
+    proposal = whole_step(c)
+    if message == "reduced":
+        out = c.reduced("b", 2, digest="a late lie")
+    else:
+        out = c.tell(Stalled(BALLOT, 1, 1, 0, "a", "a late complaint"), "b")
+    assert not sent(out, VoidStep)
+    votes(c, proposal)
+    assert c.state.chain.step == 1
+
+
+def test_only_the_one_who_was_asked_reports_a_validation_loss() -> None:
+    evaluation = {"every_steps": 1, "num_microbatches": 2}
+    c = lead(evaluation=evaluation)
+    votes(c, whole_step(c))
+    out = c.do(Applied(0, 1, c.state.chain.state_ids[0], "d", 1, 0.1))
+    head, tokens = c.state.chain.head, c.manifest.batch.tokens_per_microbatch
+    assert c.coordinator.phase == "evaluating", out
+    lies: list[tuple[str, int, int]] = [("a", 0, tokens), ("b", 1, tokens)]
+    for peer, microbatch, count in [*lies, ("a", 1 << 60, tokens), ("a", -1, tokens)]:
+        c.tell(Evaluated(BALLOT, head, microbatch, 1e9, count), peer)
+    assert c.coordinator._poll.losses == {}
+    c.coordinator.on_evaluated(LEAD.peer, Evaluated(BALLOT, head, 0, 8.0, tokens + 1))
+    assert c.coordinator._poll.losses == {}
+    for microbatch in (0, 1, 1, 0):
+        if c.coordinator._poll:
+            c.coordinator.on_evaluated(LEAD.peer, Evaluated(BALLOT, head, microbatch, 8.0 + 8 * microbatch, tokens))
+    c.do(Tick())
+    assert c.state.validation == (1, 1.5)
+
+
+# ---- identities ----
+
+
+def test_goodbyes_and_wishes_count_for_their_own_life_only() -> None:
+    c = lead()
+    c.tell(Goodbye(Member("a", 7), "not my life"), "a")
+    c.tell(Goodbye(Member("b", 1), "not me"), "a")
+    c.tell(Wish(Member("zz", 3), 1, "n", "evil:1", 0), "a")
+    c.do(Tick())
+    assert c.coordinator.ledger, "nobody left"
+    assert "zz" not in c.coordinator.gathering.wishes
+    out = c.tell(Goodbye(Member("a", 1), "really"), "a")
+    assert [s.member.peer for s in sent(out, Propose)[0].record.leaves] == ["a"]
+
+
+@pytest.mark.parametrize("peer", ["stranger", "a"])
+def test_suspicions_count_from_members_about_members(peer: str) -> None:
+    c = lead()
+    for n in range(100):
+        c.tell(Suspect(Member(f"nobody{n}", 1), "x"), peer)
+    assert not c.coordinator._losses._opinions
+    c.tell(Suspect(Member("b", 1), "x"), peer, incarnation=1 if peer == "stranger" else 2)
+    assert not c.coordinator._losses._opinions
+
+
+def test_a_loss_needs_a_second_opinion() -> None:
+    c = Lead(others=("a", "b", "a2", "b2"))
+    lapse = c.manifest.timing.lapse_s
+    out = c.pass_time(2 * lapse, silent=("b2",))
+    assert not sent(out, Propose), "nobody else has said so"
+    assert {p.member.peer for p in sent(out, Probe)} == {"b2"}
+    out = c.tell(Suspect(Member("b2", 1), "x"), "a") + c.pass_time(1.0, silent=("b2",))
+    assert [s.member.peer for s in sent(out, Propose)[0].record.leaves] == ["b2"]
+
+
+def test_a_loss_is_declared_once() -> None:
+    c = Lead(others=("a", "b", "a2", "b2"))
+    out = c.tell(Goodbye(Member("b2", 1), "x"), "b2")
+    roster = sent(out, Propose)[0].record
+    c.tell(Goodbye(Member("b2", 1), "x"), "b2")
+    for voter in ("a", "b"):
+        c.tell(Held(BALLOT, record_id(roster)), voter)
+    out = c.pass_time(5.0)
+    assert c.state.chain.head == record_id(roster)
+    assert not sent(out, Propose)
+
+
+# ---- what may get lost ----
+
+
+def test_a_passive_replica_is_told_again_to_reduce() -> None:
+    c = Lead(num_block_stages=4, others=("a", "b", "c", "d"), policy="checkfree")
+    passive = {s.member.peer for s in c.state.chain.seated(0) if s.role == "passive"}
+    assert passive == {"a", "d"}
+    embed_all(c)
+    first = c.own_stage()
+    assert {p for p in passive if sent(first, StartReduce, p)} == passive
+    out = c.pass_time(3.0)
+    assert {p for p in passive if sent(out, StartReduce, p)} == passive
+    for peer in passive:
+        c.reduced(peer, 0)
+    assert not sent(c.pass_time(5.0), StartReduce)
+
+
+def test_a_member_that_never_reports_its_sum_voids_the_attempt() -> None:
+    c = lead()
+    embed_all(c)
+    c.own_stage()
+    c.ready("a", 1)
+    c.ready("b", 2)
+    c.reduced("b", 2)
+    patience = REDUCE_PATIENCE * c.manifest.timing.first_microbatch_s
+    assert not sent(c.pass_time(patience - 5), VoidStep)
+    assert "does not have the sum of stage 1" in sent(c.pass_time(10), VoidStep)[0].reason
+
+
+def test_who_still_works_on_a_voided_attempt_is_told_again() -> None:
+    c = lead()
+    c.tell(Stalled(BALLOT, 1, 1, 0, "", "test"), "a")
+    c.state.coordinator._orders["pause"] = True  # type: ignore[union-attr]
+    c.pass_time(5.0)
+    out = c.tell(Heartbeat(1, BALLOT, c.state.chain.head, 1, 1), "b", after_s=3.0)
+    assert [(m.step, m.attempt, m.reason) for m in sent(out, VoidStep, "b")] == [(1, 1, "peer a: test")]
+
+
+# ---- strangers and memory ----
+
+
+def sizes(c: Lead) -> dict[str, int]:
+    k = c.coordinator
+    return {
+        "told": len(k._told_at),
+        "asked": len(k._asked_at),
+        "standing": len(k._standing_at),
+        "addresses": len(k.addresses),
+        "wishes": len(k.gathering.wishes),
+        "heard": len(c.state.view.known()),
+        "news": len(c.state.view.news),
+        "watch": len(list(c.state._watch)),
+        "probed": len(k._losses._probed),
+    }
+
+
+def test_strangers_that_come_and_go_leave_nothing() -> None:
+    c = lead()
+    before = sizes(c)
+    for n in range(300):
+        peer = f"stranger{n}"
+        messages: list[Message] = [
+            Wish(Member(peer, 1), -1, peer, f"{peer}:1", 0),
+            Heartbeat(1, Ballot(999, peer), "nowhere", 5, 5),
+            RecordsWanted("nowhere"),
+            Suspect(Member("a", 1), "x"),
+            AppliedReport(BALLOT, 0, 1, "x", "y"),
+        ]
+        for message in messages:
+            c.tell(message, peer)
+        c.beats(0.25)
+    c.pass_time(3 * c.manifest.timing.lapse_s)
+    after = sizes(c)
+    assert {k: v for k, v in after.items() if v > before[k]} == {}
+
+
+def test_records_are_sent_once_per_heartbeat() -> None:
+    c = lead()
+    genesis = c.state.chain._kept[0][1].record.parent
+    out = [x for _ in range(50) for x in c.tell(RecordsWanted(genesis), "stranger")]
+    assert len(sent(out, Decide)) == 1
+    assert len(sent(c.tell(RecordsWanted(genesis), "stranger", after_s=1.1), Decide)) == 1
+
+
+def test_wishes_have_a_bound() -> None:
+    c = Core(a_manifest(), LEAD.peer, founder=True)
+    assert c.state.coordinator
+    for n in range(5000):
+        c.state.coordinator.on_wish(Wish(Member(f"s{n}", 1), 1, "n", "x:1", 0), c.now)
+    assert len(c.state.coordinator.gathering.wishes) == 4096
+    assert len(c.state.coordinator.addresses) == 4096
+
+
+def test_a_latecomer_is_told_how_the_run_stands() -> None:
+    c = lead()
+    out = c.tell(Wish(Member("late", 1), 1, "late", "late:1", 0), "late")
+    out += c.beats(1.0)
+    assert sent(out, Standing, "late")
+
+
+def test_only_who_lacks_the_open_step_is_told_again() -> None:
+    c = lead()
+    c.do(Tick(), 3.0)
+    assert not sent(c.tell(Heartbeat(1, BALLOT, c.state.chain.head, 1, 1), "a"), OpenStep)
+    again = c.tell(Heartbeat(1, BALLOT, c.state.chain.head, 0, 0), "b")
+    assert [m.attempt for m in sent(again, OpenStep, "b")] == [1]
+    assert not sent(c.tell(Heartbeat(1, BALLOT, c.state.chain.head, 0, 0), "b"), OpenStep), "not at once again"

@@ -69,8 +69,18 @@ class GrpcTransport:
         transport = cls(server, around, address)
         server.add_generic_rpc_handlers((transport._inbound.handlers(),))
         swarm_pb2_grpc.add_LibraryServicer_to_server(LibraryService(around, library), server)
-        await server.start()
+        await transport._start()
         return transport
+
+    async def _start(self) -> None:
+        """A start that is cancelled half-way would raise in a task of gRPC's: it is let end, and then undone."""
+        starting = self._around.spawn(self._server.start(), "transport start")
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await starting
+            await self.close()
+            raise
 
     # ---- the port
 

@@ -78,8 +78,8 @@ def assert_replicas_equal(made: Swarm) -> int:
 
 
 def assert_counted_once(made: Swarm, manifest: Manifest) -> None:
-    """Per committed step and stage: the contributors' bitmaps are disjoint and complete, and each contributor noted exactly what
-    it is credited with as accumulated in the attempt that it reduced."""
+    """Per committed step and stage: the contributors' bitmaps are disjoint and complete, and each contributor noted exactly
+    what it is credited with as accumulated in the attempt that it reduced."""
     whole = set(range(manifest.batch.num_microbatches))
     own = {made.running(node).peer: made.events(node) for node in made.nodes}
     for events in own.values():

@@ -7,30 +7,46 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from node.ports import UnusableError
 
 PREFIX = "regrow-demo-"
+MAX_PLACE_CHARS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """`files`: manifest, data, state directories. `scratch`: TMPDIR of the nodes, always temporary."""
+
+    files: Path
+    scratch: Path
 
 
 @contextmanager
-def demo_folder(keep: Path | None) -> Iterator[Path]:
-    """The folder; a temporary one is removed on the way out, and so are those of demos that were killed."""
-    if keep is not None:
-        yield _kept(keep)
-        return
+def demo_folders(keep: Path | None) -> Iterator[Folders]:
+    """The folders; temporary ones are removed on the way out, and so are those of demos that were killed."""
+    kept = _kept(keep) if keep is not None else None
     remove_stale()
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=_place()))
+    scratch = folder / "tmp"
+    scratch.mkdir()
     try:
-        yield folder
+        yield Folders(kept or folder, scratch)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _place() -> str:
+    """The temporary directory, or /tmp where its name is too long for sockets inside."""
+    usual = tempfile.gettempdir()
+    return usual if len(usual) <= MAX_PLACE_CHARS or not os.access("/tmp", os.W_OK) else "/tmp"
+
+
 def remove_stale() -> None:
     """Remove folders that a killed demo of this user left behind."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    for folder in Path(_place()).glob(f"{PREFIX}*"):
         pid = folder.name.removeprefix(PREFIX).partition("-")[0]
         try:
             mine = folder.is_dir() and not folder.is_symlink() and folder.stat().st_uid == os.getuid()

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from node.demo.folder import demo_folder
+from node.demo.folder import Folders, demo_folders
 from node.demo.material import make_run
 from node.demo.process import NodeProcess, end_all
 from node.demo.screen import DemoScreen
@@ -64,8 +64,8 @@ def run(options: DemoOptions) -> int:
     _check(options)
     with _signals() as calm:
         try:
-            with demo_folder(options.keep) as folder, DemoScreen(live=not options.json) as screen:
-                result = _train(options, folder, screen, calm)
+            with demo_folders(options.keep) as folders, DemoScreen(live=not options.json) as screen:
+                result = _train(options, folders, screen, calm)
         except Signalled as signalled:
             sys.stderr.write(f"regrow: demo ended by {signal.Signals(signalled.signum).name}\n")
             return 128 + signalled.signum
@@ -102,15 +102,15 @@ def _signals() -> Iterator[list[int]]:
             signal.signal(signum, handler)
 
 
-def _train(options: DemoOptions, folder: Path, screen: DemoScreen, seen: list[int]) -> dict[str, Any]:
+def _train(options: DemoOptions, folders: Folders, screen: DemoScreen, seen: list[int]) -> dict[str, Any]:
     screen.say("preparing data and tokenizer")
-    manifest_file, manifest = make_run(options, folder)
+    manifest_file, manifest = make_run(options, folders.files)
     block_stages = manifest.num_block_stages
     nodes: list[NodeProcess] = []
     watch = Watch(nodes, Progress(manifest.last_step))
     began = time.monotonic()
     try:
-        _start(nodes, manifest_file, block_stages, folder, screen)
+        _start(nodes, manifest_file, block_stages, folders, screen)
         screen.say(f"{len(nodes)} nodes are up after {duration(time.monotonic() - began)}")
         _follow(watch, screen)
         screen.draw(watch, float("inf"))
@@ -130,15 +130,20 @@ def _train(options: DemoOptions, folder: Path, screen: DemoScreen, seen: list[in
     }
 
 
-def _start(nodes: list[NodeProcess], manifest_file: Path, block_stages: int, folder: Path, screen: DemoScreen) -> None:
+def _start(nodes: list[NodeProcess], manifest_file: Path, block_stages: int, folders: Folders, screen: DemoScreen) -> None:
     """Stage 0 opens the run, the others join with its invite."""
     screen.say(f"starting {block_stages + 1} nodes, one for each stage")
-    first = NodeProcess.start("stage-0", ["start", str(manifest_file), "--stage", "0"], folder / "stage-0")
-    nodes.append(first)
-    invite = _invite_of(first)
-    for stage in range(1, block_stages + 1):
+
+    def start(stage: int, *words: str) -> None:
         name = f"stage-{stage}"
-        nodes.append(NodeProcess.start(name, ["join", invite, "--stage", str(stage)], folder / name))
+        args = [*words, "--stage", str(stage)]
+        surroundings = {"TMPDIR": str(folders.scratch)}
+        nodes.append(NodeProcess.start(name, args, folders.files / name, surroundings))
+
+    start(0, "start", str(manifest_file))
+    invite = _invite_of(nodes[0])
+    for stage in range(1, block_stages + 1):
+        start(stage, "join", invite)
     for node in nodes[1:]:
         _invite_of(node)
 

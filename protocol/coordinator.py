@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from protocol.assignment import MAX_WATCHED_NEIGHBOURS, make_plan
 from protocol.chain import Chain, choose_voters, is_quorum
-from protocol.commands import Command, Note, SendMessage
+from protocol.commands import Command, Introduce, Note, SendMessage
 from protocol.gathering import Gathering
 from protocol.ids import Ballot, Member, PeerId, RecordId
 from protocol.ledger import Ledger, contacts_of
@@ -102,6 +102,8 @@ class Coordinator:
                 return
             self._standing_at.setdefault(wish.member.peer, -1e9)
         self.addresses[wish.member.peer] = wish.address
+        if wish.member != self._me and wish.address:
+            self._out.append(Introduce(wish.member.peer, wish.address))
         self._view.expect(wish.member.peer, now)
         self._losses.heard(wish.member)
 

@@ -37,6 +37,7 @@ from protocol.events import (
     SeatCreated,
     Tick,
 )
+from protocol.hearing import hear
 from protocol.ids import Ballot, Member, PeerId
 from protocol.leader import Leader
 from protocol.manifest import Manifest
@@ -71,6 +72,7 @@ from protocol.view import PeerNews, View
 from protocol.watch import Watch
 from protocol.workbench import Workbench
 
+TO_COORDINATOR = (Wish, Suspect, RecordsWanted, ReduceReady, ReducedReport, Stalled, Held, Evaluated)
 Handler = Callable[[PeerId, int, Any, float], None]
 """(sender, its incarnation, message, now)"""
 
@@ -117,16 +119,10 @@ class NodeState:
         self._out: list[Command] = []
         self._messages: dict[type, Handler] = {
             Heartbeat: self._on_heartbeat,
-            Wish: self._on_wish,
             Goodbye: self._on_goodbye,
-            Suspect: self._on_suspect,
-            RecordsWanted: self._on_records_wanted,
-            ReduceReady: self._on_report,
-            ReducedReport: self._on_report,
-            Stalled: self._on_report,
-            Held: self._on_report,
             AppliedReport: self._on_applied_report,
-            Evaluated: self._on_evaluated,
+            Order: self._on_order,
+            **dict.fromkeys(TO_COORDINATOR, self._hear),
             Propose: self._led(self._on_propose),
             Decide: self._led(self._on_decide),
             OpenStep: self._led(self._on_open_step),
@@ -135,7 +131,6 @@ class NodeState:
             Probe: self._led(self._on_probe),
             OpenEvaluation: self._led(self._on_open_evaluation),
             Standing: self._led(self._on_standing),
-            Order: self._on_order,
         }
         self._events: dict[type, Callable[[Any, float], None]] = {
             Tick: self._on_tick,
@@ -256,10 +251,9 @@ class NodeState:
 
     # ---- facts for the coordinator ----
 
-    def _on_wish(self, peer: PeerId, incarnation: int, message: Wish, now: float) -> None:
-        if self.coordinator and message.member == Member(peer, incarnation):
-            self.bench.introduce([Contact(peer, message.address)])
-            self.coordinator.on_wish(message, now)
+    def _hear(self, peer: PeerId, incarnation: int, message: Message, now: float) -> None:
+        if self.coordinator:
+            hear(self.coordinator, self.chain, Member(peer, incarnation), message, now)
 
     def _on_goodbye(self, peer: PeerId, incarnation: int, message: Goodbye, now: float) -> None:
         if message.member != Member(peer, incarnation):
@@ -269,36 +263,6 @@ class NodeState:
             self.coordinator.on_goodbye(message.member, message.reason)
         elif peer == self.leader.peer:
             self.view.expect(peer, now - 2 * self._manifest.timing.lapse_s)
-
-    def _on_suspect(self, peer: PeerId, incarnation: int, message: Suspect, now: float) -> None:
-        if self.coordinator and self._is_seated(peer, incarnation):
-            self.coordinator.on_suspect(peer, message, now)
-
-    def _on_records_wanted(self, peer: PeerId, _: int, message: RecordsWanted, now: float) -> None:
-        if self.coordinator:
-            self.coordinator.on_records_wanted(peer, message.head, now)
-
-    def _on_report(
-        self,
-        peer: PeerId,
-        incarnation: int,
-        message: ReduceReady | ReducedReport | Stalled | Held,
-        now: float,
-    ) -> None:
-        """Only members on the roster, in the incarnation that is on it, are heard on a step; voters on a record."""
-        member = Member(peer, incarnation)
-        if self.coordinator is None or message.ballot != self.ballot:
-            return
-        if isinstance(message, Held):
-            if member in self.chain.voters:
-                self.coordinator.on_held(member, message)
-        elif self.chain.member_of(peer) == member:
-            if isinstance(message, ReduceReady):
-                self.coordinator.on_ready(member, message, now)
-            elif isinstance(message, ReducedReport):
-                self.coordinator.on_reduced(member, message, now)
-            else:
-                self.coordinator.on_stalled(member, message, now)
 
     def _is_seated(self, peer: PeerId, incarnation: int) -> bool:
         return self.chain.member_of(peer) == Member(peer, incarnation)
@@ -313,10 +277,6 @@ class NodeState:
                 "own": seat.state.digest,
             }
             self._out.append(Note("digest_mismatch", fields | {"step": message.step}))
-
-    def _on_evaluated(self, peer: PeerId, incarnation: int, message: Evaluated, now: float) -> None:
-        if self.coordinator and message.ballot == self.ballot and self._is_seated(peer, incarnation):
-            self.coordinator.on_evaluated(peer, message)
 
     def _on_order(self, peer: PeerId, _: int, message: Order, now: float) -> None:
         if self.coordinator:

@@ -1,0 +1,47 @@
+"""Who is heard on what: the fence between what peers say and the facts that the coordinator acts on."""
+
+from __future__ import annotations
+
+from protocol.chain import Chain
+from protocol.coordinator import Coordinator
+from protocol.ids import Member
+from protocol.messages import (
+    Evaluated,
+    Held,
+    Message,
+    RecordsWanted,
+    ReducedReport,
+    ReduceReady,
+    Stalled,
+    Suspect,
+    Wish,
+)
+
+
+def hear(coordinator: Coordinator, chain: Chain, member: Member, message: Message, now: float) -> None:
+    """Let the coordinator know. Only members on the roster, in the incarnation that is on it, are heard on a step; voters on a
+    record; everybody on what concerns only themselves."""
+    if isinstance(message, Wish):
+        if message.member == member:
+            coordinator.on_wish(message, now)
+    elif isinstance(message, RecordsWanted):
+        coordinator.on_records_wanted(member.peer, message.head, now)
+    elif isinstance(message, Held):
+        if member in chain.voters:
+            coordinator.on_held(member, message)
+    elif chain.member_of(member.peer) == member:
+        _hear_member(coordinator, member, message, now)
+
+
+def _hear_member(coordinator: Coordinator, member: Member, message: Message, now: float) -> None:
+    if isinstance(message, Suspect):
+        coordinator.on_suspect(member.peer, message, now)
+    elif isinstance(message, ReduceReady | ReducedReport | Stalled | Evaluated) and message.ballot == coordinator.ballot:
+        if isinstance(message, ReduceReady):
+            coordinator.on_ready(member, message, now)
+        elif isinstance(message, ReducedReport):
+            coordinator.on_reduced(member, message, now)
+        elif isinstance(message, Stalled):
+            coordinator.on_stalled(member, message, now)
+        else:
+            coordinator.on_evaluated(member.peer, message)

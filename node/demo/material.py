@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from node.demo.run import DemoOptions
 
 PRESET = "tiny"
-STEPS = 200
+STEPS = 150
 WARMUP_STEPS = 5
 NO_DATA = DataSection.model_validate({"train": [{"digest": "0" * 64, "num_bytes": 1 << 20, "num_tokens": 1 << 19}]})
 

@@ -58,7 +58,8 @@ class DemoScreen:
 def picture(watch: Watch) -> Group:
     """Progress, who holds what, and what the swarm does."""
     progress = watch.progress
-    bar = ProgressBar(total=max(1, progress.last_step), completed=progress.step, width=60)
+    bar = Table.grid()
+    bar.add_row(ProgressBar(total=max(1, progress.last_step), completed=progress.step, width=60))
     return Group(
         Text(progress.sentence(), style="bold"),
         bar,

@@ -18,6 +18,20 @@ HEAD_ROWS = 512
 """Rows whose logits exist at the same time: bounds memory at 32k tokens of vocabulary, and is faster than all at once."""
 
 
+class Linear(nn.Linear):
+    """Without an initialiser: weights come from the seed, and torch's own takes seconds to load on the meta device."""
+
+    def reset_parameters(self) -> None:
+        """Leave the weight as it is."""
+
+
+class Embedding(nn.Embedding):
+    """See `Linear`."""
+
+    def reset_parameters(self) -> None:
+        """Leave the weight as it is."""
+
+
 class RMSNorm(nn.Module):
     """x / rms(x) * weight, computed in f32."""
 
@@ -39,10 +53,10 @@ class Attention(nn.Module):
         super().__init__()
         width, kv_width = config.hidden_size, config.num_key_value_heads * config.head_dim
         self.head_dim = config.head_dim
-        self.q_proj = nn.Linear(width, width, bias=False)
-        self.k_proj = nn.Linear(width, kv_width, bias=False)
-        self.v_proj = nn.Linear(width, kv_width, bias=False)
-        self.o_proj = nn.Linear(width, width, bias=False)
+        self.q_proj = Linear(width, width, bias=False)
+        self.k_proj = Linear(width, kv_width, bias=False)
+        self.v_proj = Linear(width, kv_width, bias=False)
+        self.o_proj = Linear(width, width, bias=False)
 
     def forward(self, x_BTD: Tensor, cos_T1K: Tensor, sin_T1K: Tensor) -> Tensor:
         """Same shape."""
@@ -66,9 +80,9 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Same shape."""
@@ -130,10 +144,10 @@ class EmbeddingStage(nn.Module):
         super().__init__()
         config = manifest.model
         self.model = nn.Module()
-        self.model.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.model.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.model.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         if not config.tie_word_embeddings:
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.tied = config.tie_word_embeddings
 
     def place(self, device: torch.device) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -145,12 +146,30 @@ class Passes:
         return torch.autocast(seat.device.type, dtype=torch.bfloat16, enabled=enabled)
 
 
+class _Inject(torch.autograd.Function):
+    """A scalar whose gradient with respect to `output` is `gradient`, to the bit.
+
+    torch's own way of starting a backward pass from a given gradient loads its symbolic shapes first: seconds at the start of
+    every node.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, gradient: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient)
+        return output.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_one: Tensor) -> tuple[Tensor, None]:
+        return ctx.saved_tensors[0], None
+
+
 def _input_gradient(output: Tensor, leaf: Tensor, gradient: Tensor | None, accumulate: bool) -> Tensor:
     """Gradient of `leaf`; with `accumulate` the parameters' gradients are added to the seat's in the same pass."""
+    scalar = output if gradient is None else _Inject.apply(output, gradient)  # type: ignore[no-untyped-call]
     if not accumulate:
-        (found,) = torch.autograd.grad(output, leaf, gradient)
+        (found,) = torch.autograd.grad(scalar, leaf)
         return found
-    torch.autograd.backward(output, gradient)
+    torch.autograd.backward(scalar)
     assert leaf.grad is not None
     return leaf.grad
 

@@ -33,7 +33,7 @@ def test_values_look_normal() -> None:
     values = made([("w", (1000, 1000))], std=0.5).astype(np.float64) / 0.5
     assert abs(values.mean()) < 4e-3
     assert abs(values.std() - 1) < 3e-3
-    assert abs(values.clip(-1, 1).std() - 0.7184) < 4e-3, "a normal clipped at one deviation has this deviation"
+    assert abs(values.clip(-1, 1).std() - 0.7184) < 5e-3, "a normal clipped at one deviation has this deviation"
     assert 4 < np.abs(values).max() < math.sqrt(24)
     assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 4e-3
     assert abs(np.corrcoef(values[:CHUNK], values[CHUNK : 2 * CHUNK])[0, 1]) < 2e-2

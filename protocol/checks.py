@@ -14,7 +14,7 @@ from protocol.chain import Chain
 from protocol.ids import PeerId
 from protocol.manifest import Manifest
 from protocol.messages import OpenEvaluation, OpenStep, PipeHeader, ReduceHeader, Route, SeatWork, StartReduce
-from protocol.records import Seating
+from protocol.records import Commit, Seating, Share, shares_digest
 
 STEPS_AHEAD = 2
 """A peer may be one commit ahead of this node, and then works on the step after it."""
@@ -123,4 +123,22 @@ def piece_misfit(peer: PeerId, header: ReduceHeader, me: PeerId, chain: Chain) -
         return f"peer {peer[-8:]} and this node do not share stage {header.stage}"
     if not chain.step < header.step <= chain.step + STEPS_AHEAD:
         return f"step {header.step} is not near, here is step {chain.step}"
+    return ""
+
+
+def shares_misfit(commit: Commit, shares: tuple[Share, ...], manifest: Manifest, chain: Chain) -> str:
+    """Do the shares cover each microbatch exactly once per stage, by members, and are they those that `commit` names?"""
+    every = (1 << manifest.batch.num_microbatches) - 1
+    for result in commit.results:
+        mine = tuple(share for share in shares if share.stage == result.stage)
+        if shares_digest(mine) != result.contributors:
+            return f"the shares of stage {result.stage} are not those that it names"
+        covered = 0
+        for share in mine:
+            bits = int(share.microbatches, 16)
+            if bits & covered or chain.member_of(share.member.peer) != share.member:
+                return f"the share of {share.member.peer[-8:]} in stage {result.stage} is not its own"
+            covered |= bits
+        if covered != every:
+            return f"the shares of stage {result.stage} do not cover each microbatch"
     return ""

@@ -14,6 +14,7 @@ from typing import Any
 
 from protocol.acceptor import Acceptor
 from protocol.chain import Chain
+from protocol.checks import shares_misfit
 from protocol.commands import (
     Command,
     Exit,
@@ -24,6 +25,7 @@ from protocol.commands import (
     SendMessage,
 )
 from protocol.coordinator import Coordinator
+from protocol.ending import Ending
 from protocol.events import (
     Applied,
     CommandFailed,
@@ -113,7 +115,7 @@ class NodeState:
         self._next_beat = 0.0
         self._leaderless = False
         self._standing: Standing | None = None
-        self._finish_at: float | None = None
+        self._ending = Ending(manifest.timing.linger_s, 4 * manifest.timing.lapse_s)
         self._exiting = False
         self._inbox: deque[tuple[PeerId, int, Message]] = deque()
         self._out: list[Command] = []
@@ -165,13 +167,13 @@ class NodeState:
 
     def _settle(self, now: float) -> None:
         """Handle messages to ourselves and let the coordinator go on until nothing is left to do."""
-        while True:
+        while not self._exiting:
             self._drain_bench(now)
-            while self._inbox:
+            while self._inbox and not self._exiting:
                 peer, incarnation, message = self._inbox.popleft()
                 self._messages[type(message)](peer, incarnation, message, now)
                 self._drain_bench(now)
-            if self.coordinator is None:
+            if self.coordinator is None or self._exiting:
                 return
             self.coordinator.advance(now)
             self._emit(self.coordinator.take())
@@ -205,7 +207,9 @@ class NodeState:
 
     def _on_leases(self, event: LeasesSeen, now: float) -> None:
         self.bench.introduce([*event.others, *([event.coordinator] if event.coordinator else [])])
-        if event.coordinator and not self.leader.peer:
+        seated = self.chain.member_of(self._me) == self.config.member
+        gone = not seated and self.coordinator is None and self.view.lapsed(self.leader.peer, now)
+        if event.coordinator and (not self.leader.peer or (gone and event.coordinator.peer != self.leader.peer)):
             self.leader.learn(event.coordinator.peer)
             self.bench.leader = self.leader.peer
             self.view.expect(self.leader.peer, now)
@@ -287,12 +291,15 @@ class NodeState:
     # ---- decisions of the coordinator ----
 
     def _on_propose(self, peer: PeerId, _: int, message: Propose, now: float) -> None:
-        wrong = self.chain.fits(message.record)
-        if wrong and message.record.parent != self.chain.head:
+        record = message.record
+        wrong = self.chain.fits(record)
+        if not wrong and isinstance(record, Commit):
+            wrong = shares_misfit(record, message.shares, self._manifest, self.chain)
+        if wrong and record.parent != self.chain.head:
             self._send(peer, RecordsWanted(self.chain.head))
         elif wrong:
             self._out.append(Note("refused", {"peer": peer, "reason": wrong}))
-        elif self.acceptor.hold(message.ballot, message.record, message.shares):
+        elif self.acceptor.hold(message.ballot, record, message.shares):
             held = self.acceptor.holding
             assert held, "hold keeps what it accepts"
             self._send(peer, Held(message.ballot, held.id))
@@ -384,7 +391,10 @@ class NodeState:
         for peer in peers:
             if peer != self._me:
                 self._send(peer, beat)
-        if self.chain.member_of(self._me) != self.config.member:
+        mine = [s.stage for s in self.chain.seatings if s.member == self.config.member]
+        if any(stage not in self.bench.seats for stage in mine):
+            self._send(self.leader.peer, Goodbye(self.config.member, "its seat is lost"))
+        elif not mine:
             c = self.config
             self._send(self.leader.peer, Wish(c.member, c.wished_stage, c.name, c.address, c.memory_bytes))
 
@@ -401,7 +411,11 @@ class NodeState:
             return
         lapsed = "is not heard; the run goes on when it comes back" if self.view.lapsed(leader.peer, now) else ""
         why = "was restarted and leads no more" if leader.restarted else lapsed
-        if why:
+        if why and self.chain.step >= self._manifest.last_step:
+            self.phase = "finished"
+            self._say(f"finished at step {self.chain.step}: the coordinator has gone already")
+            self._ending.begin(self.chain.step, now)
+        elif why:
             self.phase, self._leaderless = "waiting", True
             self._say(f"waiting: the coordinator {leader.peer[-8:]} {why}")
         elif self._leaderless and self.view.silent_s(leader.peer, now) < self._manifest.timing.heartbeat_s:
@@ -418,20 +432,15 @@ class NodeState:
         seated = self.chain.member_of(self._me) == self.config.member
         without = "" if seated or not self.chain.step else " (without a seat here)"
         self._say(message.sentence + without)
-        if message.phase == "finished" and self._finish_at is None:
-            self._finish_at = now + self._manifest.timing.linger_s
+        self._ending.told(message, now)
 
     def _check_finish(self, now: float) -> None:
         """A finished node serves its peers for a while; the coordinator also waits for those that are behind."""
-        if self._finish_at is None or now < self._finish_at or self._standing is None:
-            return
-        behind = bool(self.bench.seats) and (self.chain.step < self._standing.step or not self.bench.settled)
-        late = now >= self._finish_at + 4 * self._manifest.timing.lapse_s
+        behind = bool(self.bench.seats) and (self.chain.step < self._ending.step or not self.bench.settled)
         if self.coordinator and not self.coordinator.is_caught_up(now):
             behind = True
-        if behind and not late:
-            return
-        self._exit(0, self.sentence)
+        if self._ending.is_due(behind, now):
+            self._exit(0, self.sentence)
 
     def _on_leave(self, event: LeaveAsked, now: float) -> None:
         self.phase = "leaving"

@@ -52,7 +52,7 @@ class Workbench:
         self._early: dict[tuple[object, ...], Incoming] = {}
         self._voided: tuple[Ballot, int, int] = (NO_BALLOT, 0, 0)
         self._reported: dict[int, float] = {}
-        self._stalled_at: float | None = None
+        self._stalled: tuple[float, Stalled] | None = None
         self._out: list[Command] = []
 
     def take(self) -> list[Command]:
@@ -122,6 +122,8 @@ class Workbench:
 
     def go_on(self, now: float) -> None:
         """Something changed: begin what is pending and possible now; look again at payloads that came early."""
+        if self.open and self.open.parent != self._chain.head:
+            self.close_attempt()
         step = self._pending
         if step and step.parent == self._chain.head and self.settled:
             self._pending = None
@@ -146,7 +148,7 @@ class Workbench:
         return bool(wrong)
 
     def _open(self, step: OpenStep, now: float) -> None:
-        self.open, self._stalled_at = step, None
+        self.open, self._stalled = step, None
         self.end_evaluation()
         self.introduce(step.contacts)
         self._reported.clear()
@@ -191,6 +193,9 @@ class Workbench:
     def report(self, now: float, again: bool = False) -> None:
         """Tell the coordinator what the seats have reached; `again`: repeat what it has not answered."""
         wait = RESEND_HEARTBEATS * self._manifest.timing.heartbeat_s if again else 0.0
+        if self._stalled and self.open and now - self._stalled[0] >= self._manifest.timing.lapse_s:
+            self._stalled = now, self._stalled[1]
+            self._tell_leader(self._stalled[1])
         for stage, seat in sorted(self.seats.items()):
             report = seat.report()
             if report and now - self._reported.get(stage, -1e9) >= wait:
@@ -321,10 +326,11 @@ class Workbench:
             self._stall(event.microbatch, event.peer, event.reason, now)
 
     def _stall(self, microbatch: int, peer: PeerId, reason: str, now: float) -> None:
+        """Tell the coordinator once; `report` repeats it until the attempt is voided."""
         o = self.open
-        if o and (self._stalled_at is None or now - self._stalled_at >= self._manifest.timing.lapse_s):
-            self._stalled_at = now
-            self._tell_leader(Stalled(o.ballot, o.step, o.attempt, microbatch, peer, reason))
+        if o and self._stalled is None:
+            self._stalled = now, Stalled(o.ballot, o.step, o.attempt, microbatch, peer, reason)
+            self._tell_leader(self._stalled[1])
 
     def check_deadline(self, now: float) -> None:
         """Stage 0: a microbatch that is not back in time stalls the attempt. The deadline doubles with each attempt."""

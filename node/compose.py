@@ -22,7 +22,7 @@ import uvloop
 from node.clock import SystemClock
 from node.config import NodeSettings
 from node.data.files import BlobFiles
-from node.data.lazy import LazyTokens, bring_shards
+from node.data.lazy import LazyTokens
 from node.desk import Desk
 from node.event_log import EventLog
 from node.http import HttpServer
@@ -41,7 +41,7 @@ from node.serving import Shelf
 from node.signals import Signals
 from node.state_store import DirectoryStore
 from protocol.addresses import multiaddress, parse_host_port
-from protocol.commands import Command
+from protocol.commands import Command, Note
 from protocol.ids import Member
 from protocol.invite import Invite, parse
 from protocol.manifest import Manifest, from_mapping
@@ -126,6 +126,7 @@ class _Node:
         self._desk = Desk(self._clock, self._shelf)
         self._refused: asyncio.Future[None] | None = None
         self._helpers: list[asyncio.Task[None]] = []
+        self._needs_data = asyncio.Event()
 
     async def run(self) -> int:
         """From the state directory to the last closed socket."""
@@ -165,8 +166,7 @@ class _Node:
         manifest, leases = await self._fetched_manifest(invite, network.directory)
         tokens = LazyTokens(manifest, self._blobs)
         if self._settings.stage == 0:
-            for failure in await bring_shards(manifest, self._blobs, [lease.address for lease in leases]):
-                log.warning("%s", failure)
+            await _fetch(tokens, leases)
             tokens.open()
         return await self._live(home, manifest, network, tokens, group, stack)
 
@@ -263,6 +263,7 @@ class _Node:
         self._spawn(group, network.http.serve(), "http")
         self._spawn(group, self._raise_refusal(), "refusals")
         self._spawn(group, self._redial(network.directory), "redial")
+        self._spawn(group, self._bring_data(tokens, network.directory), "token shards")
         self._announce(home, state, network)
         self._signals.on_leave = runtime.leave
         end = await runtime.run()
@@ -280,6 +281,8 @@ class _Node:
         def on_command(command: Command) -> None:
             metrics.observe_command(command)
             self._screen.observe_command(command)
+            if isinstance(command, Note) and command.type == "granted" and command.fields["stage"] == 0:
+                self._needs_data.set()
 
         def on_lag(seconds: float) -> None:
             metrics.loop_lag(seconds)
@@ -333,10 +336,20 @@ class _Node:
         assert self._refused, "made at the start"
         await self._refused
 
+    async def _bring_data(self, tokens: LazyTokens, directory: HivemindDirectory) -> None:
+        """Whoever holds stage 0, or may have to, gets the data from peers where no path of the manifest has them."""
+        await self._needs_data.wait()
+        await _fetch(tokens, await directory.leases())
+
     async def _redial(self, directory: HivemindDirectory) -> None:
         while True:
             await self._clock.sleep(REDIAL_S)
             await directory.redial()
+
+
+async def _fetch(tokens: LazyTokens, leases: list[Lease]) -> None:
+    for failure in await tokens.fetch(lease.address for lease in leases if not lease.leaving):
+        log.warning("%s", failure)
 
 
 def _max_payload_bytes(manifest: Manifest) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterable
 
 from node.data.files import BlobFiles
@@ -12,17 +14,31 @@ from protocol.manifest import Manifest
 
 
 class LazyTokens:
-    """A `TokenSource`. Raises `UnusableError` at the first use where the data are not usable."""
+    """A `TokenSource`. Raises `UnusableError` at the first use where the data are not usable.
+
+    While shards are on their way from peers (`fetch`), a use waits for them: it is made on the computation's thread.
+    """
 
     def __init__(self, manifest: Manifest, blobs: BlobFiles) -> None:
         self._manifest, self._blobs = manifest, blobs
         self._store: TokenStore | None = None
+        self._here = threading.Event()
+        self._here.set()
 
     def open(self) -> TokenStore:
         """Find and check all shards now."""
         if self._store is None:
+            self._here.wait(self._manifest.timing.first_microbatch_s)
             self._store = open_token_store(self._manifest, self._blobs)
         return self._store
+
+    async def fetch(self, addresses: Iterable[str]) -> list[str]:
+        """Bring what no local path has from peers at these addresses. Returns a sentence for each failure."""
+        self._here.clear()
+        try:
+            return await bring_shards(self._manifest, self._blobs, addresses)
+        finally:
+            self._here.set()
 
     def microbatch(self, step: int, microbatch: int) -> Tokens:
         """See `TokenStore`."""
@@ -41,7 +57,7 @@ async def bring_shards(manifest: Manifest, blobs: BlobFiles, addresses: Iterable
     from node.transport.fetch import fetch_blob
 
     failures, peers = [], list(addresses)
-    for shard in blobs.missing(manifest):
+    for shard in await asyncio.to_thread(blobs.missing, manifest):
         for address in peers:
             try:
                 data = await fetch_blob(address, shard.digest, shard.num_bytes)

@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        code = app(list(sys.argv[1:] if argv is None else argv), prog_name="regrow", standalone_mode=False)
+        code = _invoke(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -83,6 +83,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (TyperException, UnusableError, PeerError, ValueError, OSError) as error:
         return _of_error(error)
     return code if isinstance(code, int) else OK
+
+
+def _invoke(args: Sequence[str]) -> object:
+    """What the command returns. Not `app()`: that would turn Ctrl-C into an exit without a word."""
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("regrow", list(args)) as context:
+            return command.invoke(context)
+    except typer.Exit as ended:
+        return ended.exit_code
 
 
 def _of_error(error: BaseException) -> int:

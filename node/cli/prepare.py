@@ -122,12 +122,22 @@ def _section(files: list[Path], out: Path, vocab_size: int) -> tuple[DataSection
     from node.demo.material import absolute
 
     if len(files) == 1 and files[0].name == "data.json":
-        return absolute(_loaded(files[0]), files[0].parent), 0
+        section = absolute(_loaded(files[0]), files[0].parent)
+        return section, _vocab_size(section)
     with progress_bar() as progress:
         made = run(input_of(files, None, "train", "text"), out, PrepareOptions(vocab_size=vocab_size), progress)
     for note in made.notes:
         print(note, file=sys.stderr)
     return absolute(made.section, out), made.vocab_size
+
+
+def _vocab_size(section: DataSection) -> int:
+    """That of the tokenizer, 0 where there is none to ask."""
+    from node.data.tokenizer import load_tokenizer, vocab_size_of
+
+    sources = section.tokenizer.sources if section.tokenizer is not None else ()
+    found = next((Path(source) for source in sources if Path(source).is_file()), None)
+    return vocab_size_of(load_tokenizer(found)) if found is not None else 0
 
 
 def _loaded(path: Path) -> DataSection:

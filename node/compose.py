@@ -146,6 +146,7 @@ class _Node:
 
     async def _start(self, home: _Home, group: asyncio.TaskGroup, stack: AsyncExitStack) -> int:
         manifest = self._own_manifest()
+        _checked_stage(self._settings.stage, manifest)
         tokens = LazyTokens(manifest, self._blobs)
         tokens.open()
         network = await self._open_network(home, _Run(manifest.run_id, manifest.digest), group, stack)
@@ -250,7 +251,7 @@ class _Node:
         sink = EventLog.open(settings.state_dir / "events.jsonl", self._clock, self._screen.say)
         stack.callback(sink.close)
         address = settings.announce or announced(network.transport.address, network.initial_peers)
-        stage = -1 if settings.stage is None else settings.stage
+        stage = _checked_stage(settings.stage, manifest)
         founder = self._source.manifest_file is not None
         state = NodeState(NodeConfig(manifest, home.member, settings.name, address, founder, stage))
         await self._refuse_double(home, network.directory, address)
@@ -345,6 +346,14 @@ class _Node:
         while True:
             await self._clock.sleep(REDIAL_S)
             await directory.redial()
+
+
+def _checked_stage(stage: int | None, manifest: Manifest) -> int:
+    if stage is None:
+        return -1
+    if stage > manifest.num_block_stages:
+        raise UnusableError(2, f"--stage {stage}: {manifest.run_id} has stages 0 to {manifest.num_block_stages}; name one of them")
+    return stage
 
 
 async def _fetch(tokens: LazyTokens, leases: list[Lease]) -> None:

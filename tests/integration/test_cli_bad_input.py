@@ -123,6 +123,10 @@ def test_bad_flag(flags: list[str], words: str, manifest: Path, state: Path) -> 
     assert not state.exists()
 
 
+def test_a_stage_that_the_run_does_not_have(manifest: Path, state: Path) -> None:
+    assert "has stages 0 to" in refused(BAD_USE, "start", manifest, "--state-dir", state, "--stage", "64")
+
+
 @pytest.mark.parametrize("flag", ["--listen", "--metrics"])
 def test_port_in_use(flag: str, taken_port: int, manifest: Path, state: Path) -> None:
     ports = {"--listen": "127.0.0.1:0", "--metrics": "127.0.0.1:0", flag: f"127.0.0.1:{taken_port}"}

@@ -352,7 +352,7 @@ def _checked_stage(stage: int | None, manifest: Manifest) -> int:
     if stage is None:
         return -1
     if stage > manifest.num_block_stages:
-        raise UnusableError(2, f"--stage {stage}: {manifest.run_id} has stages 0 to {manifest.num_block_stages}; name one of them")
+        raise UnusableError(2, f"--stage {stage}: the run has stages 0 to {manifest.num_block_stages}; name one of them")
     return stage
 
 

@@ -121,9 +121,7 @@ def _describe(process: psutil.Process) -> str:
 
 def _end_after_grace(processes: list[psutil.Process]) -> list[str]:
     """Descriptions of those that had to be killed; Python's own helper ends with the session."""
-    started = [
-        process for process in processes if "multiprocessing.resource_tracker" not in _describe(process)
-    ]
+    started = [process for process in processes if "multiprocessing.resource_tracker" not in _describe(process)]
     _, alive = psutil.wait_procs(started, timeout=ORPHAN_GRACE_S)
     described = [_describe(process) for process in alive]
     for process in alive:

@@ -18,8 +18,11 @@ from protocol.ids import PeerId
 from protocol.messages import ReduceHeader
 
 PIECE_ELEMENTS = 1 << 20
-MAX_EARLY_PIECES = 4096
 PIECES_ON_THEIR_WAY = 4
+EARLY_BYTES_PER_ELEMENT = 8
+"""Room for pieces that nobody waits for yet: a gradient of parts and one of sums, 4 bytes an element."""
+SUM_PATIENCE = 2.0
+"""A sum may be late because somebody's part is: who waits for the part speaks first, and so the right peer is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ def cut(num_elements: int, owners: list[PeerId], piece_elements: int = PIECE_ELE
 
 Key = tuple[int, int, int]
 """(step, attempt, stage)"""
+AFTER_ALL = (1 << 63, 0)
 Slot = tuple[str, int, PeerId]
 """(kind, first element, sender)"""
 
@@ -55,12 +59,13 @@ class Box:
     """Pieces of one reduce that have arrived: handles by slot, and who waits for one."""
 
     handles: dict[Slot, int] = field(default_factory=dict)
+    num_bytes: int = 0
     waiting: dict[Slot, asyncio.Future[int]] = field(default_factory=dict)
     taken: set[Slot] = field(default_factory=set)
 
 
 class Reducer:
-    """One per node. `run` may be called for several stages at once."""
+    """One per node. `seat` says which stages are held and how large they are; `run` may be called for several at once."""
 
     def __init__(
         self, me: PeerId, transport: PeerTransport, executor: StageExecutor, pool: PayloadPool, patience_s: float
@@ -68,44 +73,63 @@ class Reducer:
         self._me, self._transport, self._executor, self._pool = me, transport, executor, pool
         self._patience_s = patience_s
         self._boxes: dict[Key, Box] = defaultdict(Box)
-        self._done: Key = (0, 0, 0)
-        self._early = 0
+        self._sizes: dict[int, int] = {}
+        self._done: dict[int, tuple[int, int]] = {}
+
+    def seat(self, stage: int, num_elements: int) -> None:
+        """The node holds the stage from now on (0 elements: no more)."""
+        self._sizes[stage] = num_elements
+        if not num_elements:
+            del self._sizes[stage]
+            self.discard(stage, *AFTER_ALL)
+            self._done.pop(stage, None)
 
     def deliver(self, peer: PeerId, header: ReduceHeader, handle: int) -> None:
-        """A piece arrived. One that nobody waits for is kept for the reduce that may come; repeated ones are released."""
+        """A piece arrived. One that nobody waits for is kept for the reduce that may come, as far as there is room; what is
+        repeated, over, or of a stage that is not held here is released."""
         key, slot = (header.step, header.attempt, header.stage), (header.kind, header.first, peer)
-        if key[:2] <= self._done[:2]:
-            self._pool.release(handle)
-            return
-        box = self._boxes[key]
-        if slot in box.handles or slot in box.taken or self._early >= MAX_EARLY_PIECES:
-            self._pool.release(handle)
-            return
-        waiter = box.waiting.pop(slot, None)
-        if waiter is not None and not waiter.done():
+        box = self._boxes.get(key)
+        waiter = box.waiting.pop(slot, None) if box else None
+        if box and waiter is not None and not waiter.done():
             box.taken.add(slot)
             waiter.set_result(handle)
-            return
-        self._early += 1
-        box.handles[slot] = handle
+        elif self._is_over(key) or (box and (slot in box.handles or slot in box.taken)) or not self._fits(header, handle):
+            self._pool.release(handle)
+        else:
+            box = self._boxes[key]
+            box.handles[slot] = handle
+            box.num_bytes += self._pool.get(handle).data.nbytes
 
-    def discard(self, step: int, attempt: int) -> None:
-        """Forget pieces of this attempt and of all before it; a `run` that still waits for one is cancelled by its owner."""
-        self._done = max(self._done, (step, attempt, 0))
-        for key in [k for k in self._boxes if k[:2] <= (step, attempt)]:
-            box = self._boxes.pop(key)
-            self._early -= len(box.handles)
-            for handle in box.handles.values():
+    def _is_over(self, key: Key) -> bool:
+        return key[:2] <= self._done.get(key[2], (0, 0))
+
+    def _fits(self, header: ReduceHeader, handle: int) -> bool:
+        size = self._sizes.get(header.stage, 0)
+        early = sum(box.num_bytes for key, box in self._boxes.items() if key[2] == header.stage)
+        room = EARLY_BYTES_PER_ELEMENT * size - early
+        return 0 <= header.first < size and self._pool.get(handle).data.nbytes <= room
+
+    def discard(self, stage: int, step: int, attempt: int) -> None:
+        """Forget the stage's pieces of this attempt and of all before it; a `run` that still waits for one is cancelled by
+        its owner."""
+        self._done[stage] = max(self._done.get(stage, (0, 0)), (step, attempt))
+        for key in [k for k in self._boxes if k[2] == stage and self._is_over(k)]:
+            for handle in self._boxes.pop(key).handles.values():
                 self._pool.release(handle)
 
-    async def run(self, command: Reduce, num_elements: int) -> tuple[str, float]:
+    def close(self) -> None:
+        """Release all that is kept."""
+        for stage in list(self._sizes):
+            self.seat(stage, 0)
+
+    async def run(self, command: Reduce) -> tuple[str, float]:
         """(digest, squared norm) of the whole sum. Raises `PeerError` where a sibling does not do its part in time."""
         owners = [m.member.peer for m in command.members if m.role == "active"]
         others = [m.member.peer for m in command.members if m.member.peer != self._me]
         if not others:
             await self._executor.use_local(command.stage)
             return await self._executor.reduced(command.stage)
-        job = _Job(command, cut(num_elements, owners), owners, others)
+        job = _Job(command, cut(self._sizes[command.stage], owners), owners, others)
         try:
             async with asyncio.TaskGroup() as group:
                 for owner in owners:
@@ -135,9 +159,22 @@ class Reducer:
                 group.create_task(self._publish(job, piece, total, gate), name=f"reduce sum {piece.first}")
 
     async def _add(self, job: _Job, piece: Piece) -> Payload:
-        own = await self._executor.gradient_range(job.command.stage, piece.first, piece.count)
+        stage = job.command.stage
+        own = await self._executor.gradient_range(stage, piece.first, piece.count)
         parts = [own if p == self._me else await self._receive(job, "part", piece, p) for p in job.owners]
-        return await self._executor.sum_range(job.command.stage, piece.first, parts)
+        try:
+            return await self._executor.sum_range(stage, piece.first, parts)
+        except PeerError:
+            for peer, part in zip(job.owners, parts, strict=True):
+                await self._try(job, piece, peer, part)
+            raise
+
+    async def _try(self, job: _Job, piece: Piece, peer: PeerId, part: Payload) -> None:
+        """Raises `PeerError` naming `peer` if its part is what cannot be added."""
+        try:
+            await self._executor.sum_range(job.command.stage, piece.first, [part])
+        except PeerError as error:
+            raise PeerError(peer, error.reason) from error
 
     async def _install(self, job: _Job, piece: Piece, total: Payload, owner: PeerId) -> None:
         try:
@@ -176,25 +213,25 @@ class Reducer:
 
     async def _await_piece(self, key: Key, slot: Slot) -> int:
         box = self._boxes[key]
-        handle = box.handles.pop(slot, None)
-        if handle is not None:
-            self._early -= 1
+        if slot in box.handles:
             box.taken.add(slot)
-            return handle
+            box.num_bytes -= self._pool.get(box.handles[slot]).data.nbytes
+            return box.handles.pop(slot)
         waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         box.waiting[slot] = waiter
+        kind, first, peer = slot
+        arrived = False
         try:
-            async with asyncio.timeout(self._patience_s):
-                return await waiter
+            async with asyncio.timeout(self._patience_s * (SUM_PATIENCE if kind == "sum" else 1.0)):
+                handle = await waiter
+                arrived = True
+                return handle
         except TimeoutError:
-            kind, first, peer = slot
             raise PeerError(peer, f"its {kind} of stage {key[2]} from element {first} did not come") from None
-        except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled():
-                self._pool.release(waiter.result())
-            raise
         finally:
             box.waiting.pop(slot, None)
+            if not arrived and waiter.done() and not waiter.cancelled():
+                self._pool.release(waiter.result())
 
 
 @dataclass(frozen=True, slots=True)

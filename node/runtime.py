@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine
+import math
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,17 +107,22 @@ class Runtime:
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
     _claim: PublishLease = field(default_factory=lambda: PublishLease((), 0, False))
     _publish: asyncio.Event = field(default_factory=asyncio.Event)
-    _reducer: Reducer | None = None
+    _reducer: Reducer = field(init=False)
     _reducing: dict[int, asyncio.Task[None]] = field(default_factory=dict)
-    _sizes: dict[int, int] = field(default_factory=dict)
     _do: dict[type, Callable[[Any], object]] = field(default_factory=dict)
+    _broken: bool = False
+    _refused_at: float = -math.inf
+
+    def __post_init__(self) -> None:
+        ports, config = self.ports, self.state.config
+        patience_s = config.manifest.timing.first_microbatch_s
+        self._reducer = Reducer(config.member.peer, ports.transport, ports.executor, ports.pool, patience_s)
+        self._do = self._table()
 
     async def run(self) -> Exit:
-        """Run to the end. The ports stay open: who made them closes them."""
+        """Run to the end. The ports stay open: who made them closes them. What a port raises, except `PeerError`, ends the
+        node and comes out in an exception group."""
         ports, timing = self.ports, self.state.config.manifest.timing
-        me = self.state.config.member.peer
-        self._reducer = Reducer(me, ports.transport, ports.executor, ports.pool, timing.first_microbatch_s)
-        self._do = self._table()
         async with asyncio.TaskGroup() as group:
             self._group = group
             ports.transport.on_message(self._on_message)
@@ -129,7 +135,7 @@ class Runtime:
                 task.cancel()
         assert self.exit, "the runtime ends only by an Exit"
         await self._bury()
-        self._reducer.discard(1 << 62, 0)
+        self._reducer.close()
         return self.exit
 
     def leave(self, reason: str) -> None:
@@ -137,7 +143,9 @@ class Runtime:
         self.dispatch(LeaveAsked(reason))
 
     def dispatch(self, event: Event) -> None:
-        """One event through the decision object, and its commands out into the world."""
+        """One event through the decision object, and its commands out into the world. After a defect nothing is decided."""
+        if self._broken:
+            return
         self.observers.on_event(event)
         for command in self.state.handle(event, self.ports.clock.monotonic()):
             self.observers.on_command(command)
@@ -151,7 +159,7 @@ class Runtime:
             Compute: self._compute,
             Release: lambda c: ports.pool.release(c.handle),
             CreateSeat: lambda c: self._spawn(self._create(c), f"create stage {c.stage}"),
-            DropSeat: lambda c: self._spawn(ports.executor.drop(c.stage), f"drop stage {c.stage}"),
+            DropSeat: self._drop,
             Reduce: self._reduce,
             Apply: lambda c: self._spawn(self._apply(c), f"apply step {c.step} to stage {c.stage}"),
             Discard: self._discard,
@@ -162,28 +170,42 @@ class Runtime:
             Exit: self._end,
         }
 
-    def _spawn(self, work: Coroutine[Any, Any, None] | Awaitable[None], name: str) -> asyncio.Task[None]:
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         assert self._group, "tasks belong to the running group"
-        task = self._group.create_task(_wait(work), name=name)
+        task = self._group.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
         return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._broken |= not task.cancelled() and task.exception() is not None
 
     # ---- from the world ----
 
     def _on_message(self, peer: PeerId, incarnation: int, message: Message) -> None:
-        if isinstance(message, Order) and not self.verify(message):
-            self.ports.sink.note("refused", {"peer": peer, "reason": "an order without the organiser's signature"})
+        if self._ended.is_set():
             return
-        if not self._ended.is_set():
-            self.dispatch(MessageReceived(peer, incarnation, message))
+        if isinstance(message, Order) and not self.verify(message):
+            self._refuse(peer, "an order without the organiser's signature")
+            return
+        self.dispatch(MessageReceived(peer, incarnation, message))
+
+    def _refuse(self, peer: PeerId, reason: str) -> None:
+        """Anybody may send nonsense as often as he likes; the event log takes it once per lease."""
+        now = self.ports.clock.monotonic()
+        if now - self._refused_at >= self.state.config.manifest.timing.lease_s:
+            self._refused_at = now
+            self.ports.sink.note("refused", {"peer": peer, "reason": reason})
 
     def _on_payload(self, peer: PeerId, header: PayloadHeader, handle: int, num_bytes: int) -> None:
-        if self._ended.is_set():
+        if isinstance(header, ReduceHeader):
+            if self._ended.is_set() or not self.state.takes_piece(peer, header):
+                self.ports.pool.release(handle)
+            else:
+                self._reducer.deliver(peer, header, handle)
+        elif self._ended.is_set():
             self.ports.pool.release(handle)
-        elif isinstance(header, ReduceHeader):
-            assert self._reducer, "the reducer is made before the first payload"
-            self._reducer.deliver(peer, header, handle)
         else:
             self.dispatch(PayloadArrived(peer, header, handle, num_bytes))
 
@@ -283,17 +305,20 @@ class Runtime:
 
     async def _create(self, command: CreateSeat) -> None:
         info = await self.ports.executor.create(command.stage)
-        self._sizes[command.stage] = info.num_elements
+        self._reducer.seat(command.stage, info.num_elements)
         self.dispatch(SeatCreated(command.stage, info.digest, info.state_bytes))
+
+    def _drop(self, command: DropSeat) -> None:
+        self._reducer.seat(command.stage, 0)
+        self._spawn(self.ports.executor.drop(command.stage), f"drop stage {command.stage}")
 
     def _reduce(self, command: Reduce) -> None:
         self._reducing[command.stage] = self._spawn(self._sum(command), f"reduce stage {command.stage}")
 
     async def _sum(self, command: Reduce) -> None:
-        assert self._reducer, "the reducer is made before the first command"
         began = self.ports.clock.monotonic()
         try:
-            digest, norm = await self._reducer.run(command, self._sizes[command.stage])
+            digest, norm = await self._reducer.run(command)
         except PeerError as error:
             self._fail(command.stage, command.step, command.attempt, -1, error, "")
             return
@@ -304,24 +329,16 @@ class Runtime:
         began = self.ports.clock.monotonic()
         info = await self.ports.executor.apply(command.stage, Update(command.gradient_scale, command.learning_rate))
         seconds = self.ports.clock.monotonic() - began
-        self._forget_pieces(command.step, command.attempt)
+        self._reducer.discard(command.stage, command.step, command.attempt)
         self.dispatch(Applied(command.stage, command.step, command.state_id, info.digest, info.optimizer_age, seconds))
 
     def _discard(self, command: Discard) -> None:
         reducing = self._reducing.pop(command.stage, None)
         if reducing:
             reducing.cancel()
-        self._forget_pieces(command.step, command.attempt)
+        self._reducer.discard(command.stage, command.step, command.attempt)
         self._spawn(self.ports.executor.discard(command.stage, command.step, command.attempt), f"discard step {command.step}")
-
-    def _forget_pieces(self, step: int, attempt: int) -> None:
-        assert self._reducer, "the reducer is made before the first command"
-        self._reducer.discard(step, attempt)
 
     def _end(self, command: Exit) -> None:
         self.exit = command
         self._ended.set()
-
-
-async def _wait(work: Awaitable[None]) -> None:
-    await work

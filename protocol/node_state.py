@@ -14,7 +14,7 @@ from typing import Any
 
 from protocol.acceptor import Acceptor
 from protocol.chain import Chain
-from protocol.checks import shares_misfit
+from protocol.checks import piece_misfit, shares_misfit
 from protocol.commands import (
     Command,
     Exit,
@@ -60,6 +60,7 @@ from protocol.messages import (
     Propose,
     RecordsWanted,
     ReducedReport,
+    ReduceHeader,
     ReduceReady,
     Stalled,
     Standing,
@@ -202,6 +203,10 @@ class NodeState:
         if sentence != self.sentence:
             self.sentence = sentence
             self._out.append(Say(sentence))
+
+    def takes_piece(self, peer: PeerId, header: ReduceHeader) -> bool:
+        """May `peer` bring a piece of a gradient sum to this node, for a reduce that runs or will soon?"""
+        return header.ballot == self.ballot and not piece_misfit(peer, header, self._me, self.chain)
 
     # ---- who is there ----
 

@@ -4,7 +4,7 @@ microbatch enters each stage's gradient exactly once (S2)."""
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from safetensors.numpy import load
 from node import http_client
 from node.data.files import BlobFiles
 from node.data.store import open_token_store
-from protocol.ids import members_of
 from protocol.manifest import Manifest
+from tests.integration.seen import assert_counted_once
 from tests.numerics.harness import Trajectory, assert_same, manifest_of, reference_run
 from tests.tools.command import regrow
 from tests.tools.material import write_shard
@@ -77,29 +77,6 @@ def assert_replicas_equal(made: Swarm) -> int:
     return sum(len(found) - 1 for found in digests.values())
 
 
-def assert_counted_once(made: Swarm, manifest: Manifest) -> None:
-    """Per committed step and stage: the contributors' bitmaps are disjoint and complete, and each contributor noted exactly
-    what it is credited with as accumulated in the attempt that it reduced."""
-    whole = set(range(manifest.batch.num_microbatches))
-    own = {made.running(node).peer: made.events(node) for node in made.nodes}
-    for events in own.values():
-        for event in (e for e in events if e["type"] == "committed"):
-            credited = {peer: set(members_of(bits)) for peer, bits in event["contributors"].items()}
-            counts = Counter(m for found in credited.values() for m in found)
-            assert counts == Counter(whole), f"step {event['step']}, stage {event['stage']}: {counts}"
-            for peer, found in credited.items():
-                assert found == accumulated(own[peer], event["stage"], event["step"]), f"step {event['step']}: {peer}"
-
-
-def accumulated(events: list[dict[str, Any]], stage: int, step: int) -> set[int]:
-    """What a node noted as accumulated in its last reduced attempt at the step; an entry may not be repeated."""
-    of_step = [e for e in events if e.get("stage") == stage and e.get("step") == step]
-    attempt = max((e["attempt"] for e in of_step if e["type"] == "reduced"), default=0)
-    found = [e["microbatch"] for e in of_step if e["type"] == "accumulated" and e["attempt"] == attempt]
-    assert len(found) == len(set(found)), f"stage {stage}, step {step}: accumulated twice: {found}"
-    return set(found)
-
-
 # ---- the test
 
 
@@ -126,7 +103,9 @@ def test_processes_equal_the_plain_loop(tmp_path: Path, num_replicas: int, swapp
     compared = assert_replicas_equal(made)
     seats = num_replicas * manifest.num_stages + (manifest.recovery.embedding_copies if swapped else 0)
     assert compared == (seats - manifest.num_stages) * manifest.last_step
-    assert_counted_once(made, manifest)
+    logs = {made.running(node).peer: made.events(node) for node in made.nodes}
+    commits = assert_counted_once(logs, manifest.batch.num_microbatches)
+    assert set(commits) == set(range(manifest.num_stages))
     print(f"{num_replicas} replicas, swapped {swapped}: {found}, {compared} digests compared")
 
 

@@ -63,6 +63,8 @@ class Attempt:
     admitted: int = 0
     in_flight: int = 0
     seen: set[tuple[str, int]] = field(default_factory=set)
+    went_on: set[int] = field(default_factory=set)
+    """Microbatches whose embed or forward pass is done here: nothing comes back of others."""
     turns: dict[str, int] = field(default_factory=lambda: {"head": 0, "backward": 0})
     waiting: dict[tuple[str, int], Incoming] = field(default_factory=dict)
     computing: dict[tuple[str, int], Incoming] = field(default_factory=dict)
@@ -134,11 +136,13 @@ class Seat:
         return PipeHeader(o.ballot, o.step, o.attempt, o.parent, kind, hop, route, at)
 
     def take(self, incoming: Incoming) -> list[Command]:
-        """A payload of the open attempt for this stage. Repeated and unowned ones are released."""
+        """A payload of the open attempt for this stage. Repeated and unowned ones, and what cannot have come back yet, are
+        released."""
         attempt, header = self._open(), incoming.header
-        op = self._op_of(header)
-        key = (op, header.route.microbatch)
-        if self.phase is not SeatPhase.WORKING or key in attempt.seen or header.route.microbatch not in attempt.order:
+        op, microbatch = self._op_of(header), header.route.microbatch
+        key = (op, microbatch)
+        possible = microbatch in (attempt.order if op == "forward" else attempt.went_on)
+        if self.phase is not SeatPhase.WORKING or key in attempt.seen or not possible:
             return [Release(incoming.handle)]
         attempt.seen.add(key)
         if op == "forward":
@@ -187,6 +191,8 @@ class Seat:
         attempt.busy_s += done.seconds
         out: list[Command] = [Release(incoming.handle)] if incoming.handle else []
         out += self._pass_on(done, incoming.header)
+        if done.work.op in ("embed", "forward"):
+            attempt.went_on.add(done.work.microbatch)
         if done.work.op == "head" and self._counts(incoming.header):
             attempt.loss_sum += done.loss_sum
             attempt.tokens += done.tokens

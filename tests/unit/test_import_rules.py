@@ -165,11 +165,7 @@ def nothing_is_unpickled(path: str, tree: ast.Module) -> Iterator[Finding]:
         if name in UNPICKLERS:
             yield Finding(line, f"uses {name}")
     for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.keyword)
-            and node.arg == "allow_pickle"
-            and ast.unparse(node.value) != "False"
-        ):
+        if isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) != "False":
             yield Finding(node.value.lineno, "allow_pickle is not False")
 
 
@@ -208,11 +204,7 @@ def test_repository_keeps(check: Rule) -> None:
 
 def too_long(files: Iterable[tuple[str, str]]) -> list[str]:
     counted = ((name, len(text.splitlines())) for name, text in files)
-    return [
-        f"{name}: {lines} lines, at most {MAX_FILE_LINES}"
-        for name, lines in counted
-        if lines > MAX_FILE_LINES
-    ]
+    return [f"{name}: {lines} lines, at most {MAX_FILE_LINES}" for name, lines in counted if lines > MAX_FILE_LINES]
 
 
 def test_files_are_short() -> None:

@@ -230,6 +230,7 @@ class _Node:
             on_daemon_death=self._screen.say,
         )
         self._screen.say("entering the directory")
+        self._signals.abrupt = False
         return await HivemindDirectory.start(config, group)
 
     # ---- life ----

@@ -1,7 +1,8 @@
 """INT, TERM and HUP: the first asks the node to leave, the second ends the process at once.
 
 The handlers are Python's own and not the loop's: they run between two bytecodes even while the loop is busy with an import that
-takes seconds. Whatever hangs on the way out, the process ends `EXIT_WITHIN_S` after the first signal.
+takes seconds. Whatever hangs on the way out, the process ends `EXIT_WITHIN_S` after the first signal. As long as a node is
+`abrupt` the first signal counts as the second one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ EXIT_WITHIN_S = 8.0
 
 
 class Signals:
-    """Before `on_leave` is set a signal cancels the main task; `exit_code` is then 128 + its number.
+    """Once the node is not `abrupt` any more, and before `on_leave` is set, a signal cancels the main task; `exit_code` is then
+    128 + its number.
 
     A context manager, to be entered in the main thread.
     """
@@ -26,6 +28,8 @@ class Signals:
     def __init__(self, exit_within_s: float = EXIT_WITHIN_S) -> None:
         self.on_leave: Callable[[str], None] | None = None
         self.received: signal.Signals | None = None
+        self.abrupt = True
+        """Nothing is open that has to be closed, and slow imports and reading of data are ahead: a signal ends the process."""
         self.left = False
         """The swarm was told and what is left to do is to close: nothing is lost if that is cut short."""
         self._exit_within_s = exit_within_s
@@ -45,7 +49,8 @@ class Signals:
             self._leave()
 
     def _receive(self, number: int, _: FrameType | None) -> None:
-        if self.received is not None:
+        if self.abrupt or self.received is not None:
+            _show_cursor()
             os._exit(128 + number)
         self.received = signal.Signals(number)
         signal.signal(signal.SIGALRM, self._give_up)
@@ -73,3 +78,9 @@ class Signals:
         if self.received is None:
             for number, handler in self._before.items():
                 signal.signal(number, handler)
+
+
+def _show_cursor() -> None:
+    """A live line on a terminal hides it."""
+    if os.isatty(2):
+        os.write(2, b"\x1b[?25h\n")

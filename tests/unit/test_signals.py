@@ -20,6 +20,7 @@ def hang():
 
 async def main(signals):
     signals.watch(asyncio.get_running_loop())
+    signals.abrupt = {abrupt}
     {body}
 
 with Signals(exit_within_s={limit_s}) as signals:
@@ -31,9 +32,9 @@ with Signals(exit_within_s={limit_s}) as signals:
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def after_signals(body: str, *numbers: int, limit_s: float = 30.0) -> int:
+def after_signals(body: str, *numbers: int, limit_s: float = 30.0, abrupt: bool = False) -> int:
     """Exit code (128+n for a signal) of the program, sent the signals once it says that it is there."""
-    program = BUSY.format(body=body, limit_s=limit_s)
+    program = BUSY.format(body=body, limit_s=limit_s, abrupt=abrupt)
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         try:
             assert process.stdout is not None
@@ -69,6 +70,11 @@ def test_second_one_ends_a_busy_process() -> None:
         time.sleep(0.01)
     hang()"""
     assert after_signals(body, signal.SIGTERM, signal.SIGHUP) == 128 + signal.SIGHUP
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_first_one_ends_who_has_nothing_open(number: int) -> None:
+    assert after_signals("hang()", number, abrupt=True) == 128 + number
 
 
 def test_who_hangs_after_the_first_one_is_ended() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -14,6 +13,8 @@ import pytest
 from node.leases import all_keys, stage_key, to_record
 from node.ports import Directory, Lease
 from tests.conformance.directory_worlds import NUM_STAGES, RUN_DIGEST, DirectorySwarm, MemorySwarm, RealSwarm, lease
+
+SEARCH_LIMIT_S = 8.0
 
 LIFE_S = 30.0
 
@@ -112,9 +113,9 @@ async def test_junk_under_our_keys_hides_nothing(swarm: DirectorySwarm) -> None:
         await swarm.plant(key, [*forged, *malformed] if swarm.signs else malformed, expires + 5)
     await swarm.plant(stage_key(RUN_DIGEST, 2), [(None, "a value where subkeys belong")], expires + 6)
     for peer in (a, b):
-        started, met = time.monotonic(), swarm.malformed(peer)
-        assert await seen(peer) == claims
-        assert time.monotonic() - started < 3.0, "no search waits for its timeout"
+        met = swarm.malformed(peer)
+        async with asyncio.timeout(SEARCH_LIMIT_S):  # below the timeout of a search, far above what one takes
+            assert await seen(peer) == claims
         assert swarm.malformed(peer) > met, "the junk was really met"
     await a.publish(lease(a, expires + 7, 1, incarnation=2))
     assert (await seen(b))[a.peer].incarnation == 2

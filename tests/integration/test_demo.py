@@ -18,6 +18,7 @@ import pytest
 
 from node.data.corpus import sotu_files
 from node.event_log import read_events
+from tests.integration.ends import gone
 from tests.tools.command import ROOT
 from tests.tools.contract import violations
 from tests.tools.swarm import wait_for
@@ -160,7 +161,7 @@ def test_a_signal_ends_everything(
     assert out == ""
     assert err.splitlines()[-1] == f"regrow: demo ended by {signum.name}"
     assert "Traceback" not in err
-    assert not [member for member in family if member.is_running()]
+    assert all(map(gone, family)), "a process of the demo is left"
     assert os.listdir(tmp) == []
 
 

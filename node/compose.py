@@ -1,7 +1,7 @@
 """How a node is put together: the one place that knows all adapters. `run_node` is a node's whole life.
 
 Order: state directory, manifest or invite, sockets (so that a port in use is told at once), directory, manifest from a peer,
-data, executor, decisions. Closing goes the other way round, each part within a bound.
+data, executor, decisions. Closing goes the other way round, each part within a bound. All streams are mutual TLS.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
+from node.certificates import papers_of
 from node.clock import SystemClock
 from node.config import NodeSettings
 from node.data.files import BlobFiles
 from node.data.lazy import LazyTokens
 from node.desk import Desk
 from node.event_log import EventLog
+from node.guests import Guests
 from node.http import HttpServer
 from node.identity import Identity, StateLock, double_start_error, find_double, load_or_create, next_incarnation
 from node.keys import OrganiserKey
@@ -45,15 +47,20 @@ from protocol.commands import Command, Note
 from protocol.ids import Member
 from protocol.invite import Invite, parse
 from protocol.manifest import Manifest, from_mapping
+from protocol.messages import Contact
 from protocol.node_state import NodeConfig, NodeState
 
 if TYPE_CHECKING:
     from node.directory import HivemindDirectory
+    from node.transport.channel import Security
+    from node.transport.fetch import Asker
     from node.transport.grpc_transport import GrpcTransport
 
 ORGANISER_FILE = "organiser.key"
 REDIAL_S = 60.0
 FETCH_AGAIN_S = 1.0
+NEWCOMER_LEASE_S = 15.0
+"""Validity of the leases of a node that does not know its run's own yet."""
 CLOSE_S = 4.0
 log = logging.getLogger(__name__)
 
@@ -106,12 +113,14 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Network:
-    """What is listened on, and what peers are found through."""
+    """What is listened on, and what peers are found through and asked with."""
 
     http: HttpServer
     transport: GrpcTransport
     directory: HivemindDirectory
-    initial_peers: tuple[str, ...]
+    asker: Asker
+    address: str
+    """HOST:PORT at which others reach the transport."""
 
 
 class _Node:
@@ -127,6 +136,7 @@ class _Node:
         self._refused: asyncio.Future[None] | None = None
         self._helpers: list[asyncio.Task[None]] = []
         self._needs_data = asyncio.Event()
+        self._is_shown = asyncio.Event()
 
     async def run(self) -> int:
         """From the state directory to the last closed socket."""
@@ -164,22 +174,34 @@ class _Node:
     async def _join(self, home: _Home, invite: Invite, group: asyncio.TaskGroup, stack: AsyncExitStack) -> int:
         run = _Run(invite.run_id, invite.manifest_digest, invite.addresses)
         network = await self._open_network(home, run, group, stack)
-        manifest, leases = await self._fetched_manifest(invite, network.directory)
+        lease = group.create_task(self._show_newcomer(home, network), name="the newcomer's lease")
+        manifest, leases = await self._fetched_manifest(invite, network)
         tokens = LazyTokens(manifest, self._blobs)
         if self._settings.stage == 0:
-            await _fetch(tokens, leases)
+            await _fetch(tokens, leases, network.asker)
             tokens.open()
+        lease.cancel()
         return await self._live(home, manifest, network, tokens, group, stack)
 
-    async def _fetched_manifest(self, invite: Invite, directory: HivemindDirectory) -> tuple[Manifest, list[Lease]]:
-        """From any peer of the run, checked against the invite's digest; waits until one is there."""
-        from node.transport.fetch import fetch_manifest
-
+    async def _show_newcomer(self, home: _Home, network: _Network) -> None:
+        """Peers answer only whom they find in the directory, so a node stands there before it asks for the manifest."""
+        m, name, http = home.member, self._settings.name, network.http.address
         while True:
-            leases = [lease for lease in await directory.leases() if not lease.leaving]
+            expires = self._clock.wall() + NEWCOMER_LEASE_S
+            lease = Lease(m.peer, m.incarnation, name, network.address, http, (), 0, False, False, expires)
+            await network.directory.publish(lease)
+            self._is_shown.set()
+            await self._clock.sleep(NEWCOMER_LEASE_S / 3)
+
+    async def _fetched_manifest(self, invite: Invite, network: _Network) -> tuple[Manifest, list[Lease]]:
+        """From any peer of the run, checked against the invite's digest; waits until one is there."""
+        await self._is_shown.wait()
+        while True:
+            leases = [x for x in await network.directory.leases() if not x.leaving and x.peer != network.directory.peer]
             for lease in leases:
                 try:
-                    return from_mapping(json.loads(await fetch_manifest(lease.address, invite.manifest_digest))), leases
+                    found = await network.asker.manifest(Contact(lease.peer, lease.address), invite.manifest_digest)
+                    return from_mapping(json.loads(found)), leases
                 except (PeerError, ValueError) as error:
                     self._screen.say(f"peer {lease.peer[-8:]} does not give the manifest: {error}")
             if not leases:
@@ -189,23 +211,32 @@ class _Node:
     # ---- the network ----
 
     async def _open_network(self, home: _Home, run: _Run, group: asyncio.TaskGroup, stack: AsyncExitStack) -> _Network:
+        from node.transport.fetch import Asker
+        from node.transport.tls import Tls
+
         host, port = parse_host_port(self._settings.metrics)
         http = HttpServer.open(host, port, self._desk.sources())
         stack.callback(http.close)
-        transport = await self._open_transport(home, run.run_id, group)
+        guests = Guests(home.member.peer, self._clock)
+        security = Tls(papers_of(home.identity.key), guests.admits)
+        transport = await self._open_transport(home, run.run_id, security, group)
         stack.push_async_callback(_bounded, transport.close, "the streams")
-        directory = await self._open_directory(home, run, group)
+        directory = await self._open_directory(home, run, guests, group)
         stack.push_async_callback(_bounded, directory.close, "the directory")
-        return _Network(http, transport, directory, run.initial_peers)
+        guests.open(directory.leases)
+        address = self._settings.announce or announced(transport.address, run.initial_peers)
+        network = _Network(http, transport, directory, Asker(security), address)
+        await self._refuse_double(home, network)
+        return network
 
-    async def _open_transport(self, home: _Home, run_id: str, group: asyncio.TaskGroup) -> GrpcTransport:
+    async def _open_transport(self, home: _Home, run_id: str, security: Security, group: asyncio.TaskGroup) -> GrpcTransport:
         from node.transport.config import Hooks, TransportConfig
         from node.transport.grpc_transport import GrpcTransport
 
         member, settings = home.member, self._settings
         config = TransportConfig(run_id, member.peer, member.incarnation, listen=settings.listen, announce=settings.announce)
         hooks = Hooks(on_bytes=self._desk.on_bytes, on_refused=self._on_refused)
-        return await GrpcTransport.start(config, self._pool, group, SystemRandom(), self._shelf.library(), hooks)
+        return await GrpcTransport.start(config, self._pool, group, SystemRandom(), self._shelf.library(), hooks, security)
 
     def _on_refused(self, peer: str, sentence: str) -> None:
         """A node that holds nothing yet and is refused has no place in the run."""
@@ -213,7 +244,7 @@ class _Node:
         if self._refused and not self._refused.done() and not self._desk.is_seated:
             self._refused.set_exception(UnusableError(4, f"peer {peer[-8:]} refuses this node: {sentence}"))
 
-    async def _open_directory(self, home: _Home, run: _Run, group: asyncio.TaskGroup) -> HivemindDirectory:
+    async def _open_directory(self, home: _Home, run: _Run, guests: Guests, group: asyncio.TaskGroup) -> HivemindDirectory:
         from node.directory import DirectoryConfig, HivemindDirectory
 
         settings = self._settings
@@ -228,6 +259,7 @@ class _Node:
             start_timeout_s=settings.bootstrap_timeout_s,
             bootstrap_timeout_s=settings.bootstrap_timeout_s,
             on_daemon_death=self._screen.say,
+            on_leases=guests.note,
         )
         self._screen.say("entering the directory")
         self._signals.abrupt = False
@@ -251,11 +283,9 @@ class _Node:
         stack.push_async_callback(_bounded, executor.close, "the computation")
         sink = EventLog.open(settings.state_dir / "events.jsonl", self._clock, self._screen.say)
         stack.callback(sink.close)
-        address = settings.announce or announced(network.transport.address, network.initial_peers)
         stage = _checked_stage(settings.stage, manifest)
         founder = self._source.manifest_file is not None
-        state = NodeState(NodeConfig(manifest, home.member, settings.name, address, founder, stage))
-        await self._refuse_double(home, network.directory, address)
+        state = NodeState(NodeConfig(manifest, home.member, settings.name, network.address, founder, stage))
         ports = Ports(self._clock, network.directory, network.transport, executor, self._pool, sink)
         runtime = Runtime(ports, state, network.http.address, self._desk.verify, self._observers())
         network.transport.tune(chunk_bytes=manifest.wire.chunk_bytes, max_payload_bytes=_max_payload_bytes(manifest))
@@ -265,7 +295,7 @@ class _Node:
         self._spawn(group, network.http.serve(), "http")
         self._spawn(group, self._raise_refusal(), "refusals")
         self._spawn(group, self._redial(network.directory), "redial")
-        self._spawn(group, self._bring_data(tokens, network.directory), "token shards")
+        self._spawn(group, self._bring_data(tokens, network), "token shards")
         self._announce(home, state, network)
         self._signals.on_leave = runtime.leave
         end = await runtime.run()
@@ -293,19 +323,11 @@ class _Node:
 
         return Observers(metrics.observe_event, on_command, on_lag, self._desk.on_published)
 
-    async def _refuse_double(self, home: _Home, directory: HivemindDirectory, address: str) -> None:
+    async def _refuse_double(self, home: _Home, network: _Network) -> None:
         """The same identity must not run twice."""
-        from node.transport.fetch import describe
-
-        async def answers(lease: Lease) -> bool:
-            try:
-                return (await describe(lease.address)).peer == home.member.peer
-            except PeerError:
-                return False
-
         m = home.member
-        own = Lease(m.peer, m.incarnation, "", address, "", (), 0, False, False, self._clock.wall() + 1.0)
-        double = await find_double(await directory.leases(), own, answers)
+        own = Lease(m.peer, m.incarnation, "", network.address, "", (), 0, False, False, self._clock.wall() + 1.0)
+        double = await find_double(await network.directory.leases(), own, network.asker.is_there)
         if double:
             raise double_start_error(home.identity, double)
 
@@ -338,10 +360,10 @@ class _Node:
         assert self._refused, "made at the start"
         await self._refused
 
-    async def _bring_data(self, tokens: LazyTokens, directory: HivemindDirectory) -> None:
+    async def _bring_data(self, tokens: LazyTokens, network: _Network) -> None:
         """Whoever holds stage 0, or may have to, gets the data from peers where no path of the manifest has them."""
         await self._needs_data.wait()
-        await _fetch(tokens, await directory.leases())
+        await _fetch(tokens, await network.directory.leases(), network.asker)
 
     async def _redial(self, directory: HivemindDirectory) -> None:
         while True:
@@ -357,8 +379,9 @@ def _checked_stage(stage: int | None, manifest: Manifest) -> int:
     return stage
 
 
-async def _fetch(tokens: LazyTokens, leases: list[Lease]) -> None:
-    for failure in await tokens.fetch(lease.address for lease in leases if not lease.leaving):
+async def _fetch(tokens: LazyTokens, leases: list[Lease], asker: Asker) -> None:
+    peers = [Contact(lease.peer, lease.address) for lease in leases if not lease.leaving]
+    for failure in await tokens.fetch(peers, asker.blob):
         log.warning("%s", failure)
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from node.data.files import BlobFiles
 from node.data.remote import SourceError
 from node.data.store import Tokens, TokenStore, open_token_store
 from node.ports import PeerError
 from protocol.manifest import Manifest
+from protocol.messages import Contact
+
+GetBlob = Callable[[Contact, str, int], Awaitable[bytes]]
+"""(peer, digest, most bytes) -> the verified file with this digest. Raises `PeerError`."""
 
 
 class LazyTokens:
@@ -32,11 +36,11 @@ class LazyTokens:
             self._store = open_token_store(self._manifest, self._blobs)
         return self._store
 
-    async def fetch(self, addresses: Iterable[str]) -> list[str]:
-        """Bring what no local path has from peers at these addresses. Returns a sentence for each failure."""
+    async def fetch(self, peers: Iterable[Contact], get: GetBlob) -> list[str]:
+        """Bring what no local path has from these peers. Returns a sentence for each failure."""
         self._here.clear()
         try:
-            return await bring_shards(self._manifest, self._blobs, addresses)
+            return await bring_shards(self._manifest, self._blobs, peers, get)
         finally:
             self._here.set()
 
@@ -49,23 +53,21 @@ class LazyTokens:
         return self.open().validation(microbatch)
 
 
-async def bring_shards(manifest: Manifest, blobs: BlobFiles, addresses: Iterable[str]) -> list[str]:
-    """Fetch shards that no local path has from any of the peers at these addresses, checked by digest.
+async def bring_shards(manifest: Manifest, blobs: BlobFiles, peers: Iterable[Contact], get: GetBlob) -> list[str]:
+    """Fetch shards that no local path has from any of these peers, checked by digest.
 
     Returns a sentence for each failure; what is missing in the end is told when the store is opened.
     """
-    from node.transport.fetch import fetch_blob
-
-    failures, peers = [], list(addresses)
+    failures, donors = [], list(peers)
     for shard in await asyncio.to_thread(blobs.missing, manifest):
-        for address in peers:
+        for donor in donors:
             try:
-                data = await fetch_blob(address, shard.digest, shard.num_bytes)
+                data = await get(donor, shard.digest, shard.num_bytes)
                 with blobs.writer(shard) as out:
                     out.write(data)
                     out.commit()
             except (PeerError, SourceError) as error:
-                failures.append(f"{address} does not give token shard {shard.digest[:16]}: {error}")
+                failures.append(f"{donor.address} does not give token shard {shard.digest[:16]}: {error}")
                 continue
             break
     return failures

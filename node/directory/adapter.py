@@ -49,6 +49,8 @@ class DirectoryConfig:
     call_timeout_s: float = 10.0
     on_daemon_death: Callable[[str], None] | None = None
     """Told when p2pd dies by itself; it is restarted all the same."""
+    on_leases: Callable[[list[Lease]], None] = lambda _: None
+    """Told what each call of `leases` returns."""
     wall: Callable[[], float] = time.time
 
 
@@ -140,7 +142,9 @@ class HivemindDirectory:
         if missing:
             self.failed_gets += missing
             _log.warning("%d of %d directory keys could not be read", missing, len(keys))
-        return newest((lease for key in keys for lease in self._known.get(key, ())), now)
+        leases = newest((lease for key in keys for lease in self._known.get(key, ())), now)
+        self._config.on_leases(leases)
+        return leases
 
     async def redial(self) -> list[str]:
         """Connect again to the initial and remembered peers that are not connected (once a minute, so that split halves

@@ -1,4 +1,4 @@
-"""gRPC's settings, and its errors as sentences. Where TLS will enter: `Security`."""
+"""gRPC's settings, and its errors as sentences. How connections are protected: `Security`, TLS in `node.transport.tls`."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ CHANNEL_OPTIONS = (
 )
 SERVER_OPTIONS = (
     *_BOTH,
+    ("grpc.server_handshake_timeout_ms", 10_000),  # else two minutes for everybody who connects and says nothing
     ("grpc.so_reuseport", 0),  # else two nodes bind one port and each gets half of the streams
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
@@ -51,25 +52,27 @@ class Security(Protocol):
     def bind(self, server: aio.Server, address: str) -> int:
         """Let the server listen; returns the port. Raises `RuntimeError` if it cannot."""
 
-    def channel(self, address: str) -> aio.Channel:
-        """A channel to a peer's server; connects when first used."""
+    async def channel(self, address: str, peer: PeerId) -> aio.Channel:
+        """A channel to this peer's server, which connects when first used. Raises `PeerError` where it is not there."""
 
-    def peer_of(self, context: Context) -> PeerId | None:
-        """Who is proven to be calling; None where nothing is proven and the Hello is believed."""
+    async def caller(self, context: Context) -> PeerId | None:
+        """Who is proven to be calling, and may; None where nothing is proven and the Hello is believed.
+
+        Raises `WireError` for anybody else."""
 
 
 class Plaintext:
-    """No protection at all: for one machine, or a private network."""
+    """No protection at all: for tests of what is above it."""
 
     def bind(self, server: aio.Server, address: str) -> int:
         """See `Security`."""
         return server.add_insecure_port(address)
 
-    def channel(self, address: str) -> aio.Channel:
+    async def channel(self, address: str, peer: PeerId) -> aio.Channel:
         """See `Security`."""
         return aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
-    def peer_of(self, context: Context) -> PeerId | None:
+    async def caller(self, context: Context) -> PeerId | None:
         """See `Security`."""
         return None
 

@@ -15,13 +15,15 @@ from typing import Any, Literal
 from blake3 import blake3
 from grpc import aio
 
-from node.ports import PeerError
+from node.ports import Lease, PeerError
 from node.transport import swarm_pb2, swarm_pb2_grpc
 from node.transport.channel import Plaintext, Security, peer_faults, within
 from node.transport.checks import WireError, check
 from node.transport.config import BlobRequest, Description, FetchRequest, Section
 from node.transport.library import ELEMENT_BYTES
 from node.transport.wire import from_pb, to_pb
+from protocol.ids import PeerId
+from protocol.messages import Contact
 
 Digest = Literal["blake3", "sha256"]
 Progress = Callable[[int, int], None]
@@ -31,7 +33,7 @@ MAX_MANIFEST_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """How to ask. Times in seconds."""
+    """How to ask, and whom. Times in seconds."""
 
     first_s: float = 10.0
     """For the connection and the first answer."""
@@ -39,6 +41,8 @@ class Asking:
     """Between two pieces."""
     on_progress: Progress = lambda _done, _total: None
     security: Security = field(default_factory=Plaintext)
+    peer: PeerId = ""
+    """Who must answer; '' only where nothing is proven anyway."""
 
 
 async def describe(address: str, asking: Asking = Asking()) -> Description:
@@ -78,13 +82,13 @@ async def _copy_blob(address: str, asked: BlobRequest, sink: Callable[[bytes], o
     async with aclosing(_chunks(address, "Blob", asked, asking)) as chunks:
         async for chunk in chunks:
             if chunk.offset != done or done + len(chunk.data) > asked.size:
-                raise PeerError("", f"{address} sent bytes that nobody asked for")
+                raise PeerError(asking.peer, f"{address} sent bytes that nobody asked for")
             hasher.update(chunk.data)
             sink(chunk.data)
             done += len(chunk.data)
             asking.on_progress(done, asked.size)
     if hasher.hexdigest() != asked.digest:
-        raise PeerError("", f"what {address} sent ({done} bytes) is not {asked.digest}")
+        raise PeerError(asking.peer, f"what {address} sent ({done} bytes) is not {asked.digest}")
 
 
 async def fetch_range(
@@ -97,26 +101,53 @@ async def fetch_range(
     async with aclosing(_chunks(address, "Fetch", asked, asking)) as chunks:
         async for chunk in chunks:
             if chunk.first != first + len(out) // ELEMENT_BYTES or len(out) + len(chunk.data) > total:
-                raise PeerError("", f"{address} sent elements that nobody asked for")
+                raise PeerError(asking.peer, f"{address} sent elements that nobody asked for")
             if len(chunk.data) % ELEMENT_BYTES or blake3(chunk.data).digest() != chunk.checksum:
-                raise PeerError("", f"{address} sent elements whose checksum is wrong")
+                raise PeerError(asking.peer, f"{address} sent elements whose checksum is wrong")
             out += chunk.data
             asking.on_progress(len(out), total)
     if len(out) != total:
-        raise PeerError("", f"{address} sent {len(out)} of {total} bytes of stage {stage}")
+        raise PeerError(asking.peer, f"{address} sent {len(out)} of {total} bytes of stage {stage}")
     return out
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """A node that asks others: it proves itself, and only the peer that it wants can answer."""
+
+    security: Security
+
+    async def manifest(self, peer: Contact, digest: str) -> bytes:
+        """See `fetch_manifest`."""
+        return await fetch_manifest(peer.address, digest, self._asking(peer.peer))
+
+    async def blob(self, peer: Contact, digest: str, max_bytes: int) -> bytes:
+        """See `fetch_blob`."""
+        return await fetch_blob(peer.address, digest, max_bytes, asking=self._asking(peer.peer))
+
+    async def is_there(self, lease: Lease) -> bool:
+        """Whether the lease's peer answers at the lease's address."""
+        try:
+            return (await describe(lease.address, self._asking(lease.peer))).peer == lease.peer
+        except PeerError:
+            return False
+
+    def _asking(self, peer: PeerId) -> Asking:
+        return Asking(security=self.security, peer=peer)
 
 
 @asynccontextmanager
 async def _library(address: str, asking: Asking) -> AsyncIterator[Any]:
-    channel = asking.security.channel(address)
+    channel: aio.Channel | None = None
     try:
-        with peer_faults("", f"cannot get an answer from {address}"):
+        with peer_faults(asking.peer, f"cannot get an answer from {address}"):
+            channel = await within(asking.first_s, asking.security.channel(address, asking.peer))
             yield swarm_pb2_grpc.LibraryStub(channel)
     except WireError as error:
-        raise PeerError("", f"{address} answered badly: {error}") from None
+        raise PeerError(asking.peer, f"{address} answered badly: {error}") from None
     finally:
-        await channel.close()
+        if channel is not None:
+            await channel.close()
 
 
 async def _chunks(address: str, method: str, asked: Any, asking: Asking) -> AsyncGenerator[Any, None]:

@@ -125,7 +125,7 @@ class Inbound:
         if data is None:
             raise WireError("order", "a stream begins with a Hello")
         hello = decode_hello(data)
-        self._admit(hello, context)
+        await self._admit(hello, context)
         key, me = (hello.peer, lane), _OpenStream(hello.incarnation, asyncio.current_task())
         self._replace(key, me)
         try:
@@ -139,10 +139,10 @@ class Inbound:
             if self._streams.get(key) is me:
                 del self._streams[key]
 
-    def _admit(self, hello: Hello, context: Context) -> None:
+    async def _admit(self, hello: Hello, context: Context) -> None:
         """Raises `WireError` with a sentence for the person at the other end."""
         admit(self._around.config, hello)
-        if self._around.security.peer_of(context) not in (None, hello.peer):
+        if await self._around.security.caller(context) not in (None, hello.peer):
             raise WireError("peer", f"this connection is not that of peer {hello.peer[-8:]}")
 
     def _replace(self, key: tuple[PeerId, Lane], me: _OpenStream) -> None:

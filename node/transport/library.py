@@ -1,4 +1,4 @@
-"""What a node serves to anybody who asks: who it is, files by digest, elements of its stages' state."""
+"""What a node serves to any peer of the run who asks: who it is, files by digest, elements of its stages' state."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ from blake3 import blake3
 
 from node.transport import swarm_pb2, swarm_pb2_grpc
 from node.transport.channel import Context, within
-from node.transport.checks import WireError
+from node.transport.checks import FaultCode, WireError
 from node.transport.config import BlobRequest, Description, FetchRequest, Kind, Library
 from node.transport.stream import Surroundings
 from node.transport.wire import from_pb, to_pb
 
 PIECE_BYTES = 1 << 20
 ELEMENT_BYTES = 4
+_STATUS: dict[FaultCode, grpc.StatusCode] = {
+    "value": grpc.StatusCode.NOT_FOUND,
+    "stale": grpc.StatusCode.NOT_FOUND,
+    "peer": grpc.StatusCode.FAILED_PRECONDITION,
+}
 
 
 class LibraryService(swarm_pb2_grpc.LibraryServicer):
@@ -28,14 +33,19 @@ class LibraryService(swarm_pb2_grpc.LibraryServicer):
         self._library = library
         self._num_serving = 0
 
-    async def Describe(self, _request: Any, _context: Context) -> Any:
+    async def Describe(self, _request: Any, context: Context) -> Any:
         """Who this is and what it holds."""
+        try:
+            await self._around.security.caller(context)
+        except WireError as fault:
+            await self._refuse(fault, context)
         config = self._around.config
         return to_pb(Description(config.run_id, config.peer, config.incarnation, config.protocol_version, self._library.held()))
 
     async def Blob(self, request: Any, context: Context) -> None:
         """A file, piece by piece; ends early where the file does."""
         try:
+            await self._around.security.caller(context)
             with self._slot():
                 await self._blob(from_pb(BlobRequest, request), context)
         except WireError as fault:
@@ -60,6 +70,7 @@ class LibraryService(swarm_pb2_grpc.LibraryServicer):
     async def Fetch(self, request: Any, context: Context) -> None:
         """Elements of a flat vector, piece by piece, each with its checksum."""
         try:
+            await self._around.security.caller(context)
             with self._slot():
                 await self._fetch(from_pb(FetchRequest, request), context)
         except WireError as fault:
@@ -98,6 +109,4 @@ class LibraryService(swarm_pb2_grpc.LibraryServicer):
 
     async def _refuse(self, fault: WireError, context: Context) -> None:
         self._around.arrivals.counts[f"refused_{fault.code}"] += 1
-        missing = fault.code in ("value", "stale")
-        code = grpc.StatusCode.NOT_FOUND if missing else grpc.StatusCode.RESOURCE_EXHAUSTED
-        await context.abort(code, str(fault))
+        await context.abort(_STATUS.get(fault.code, grpc.StatusCode.RESOURCE_EXHAUSTED), str(fault))

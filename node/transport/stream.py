@@ -134,9 +134,10 @@ async def dial(around: Surroundings, lane: Lane, peer: PeerId, address: str) -> 
     """A welcomed stream, watched by nobody yet. Raises `RefusedError` and other `PeerError`."""
     config = around.config
     hello = Hello(config.protocol_version, config.run_id, config.peer, config.incarnation, around.announced, peer)
-    channel = around.security.channel(address)
+    channel: aio.Channel | None = None
     stream: Stream | None = None
     try:
+        channel = await within(config.dial_s, around.security.channel(address, peer))
         call: RawCall = channel.stream_stream(METHODS[lane])()
         answer = await within(config.dial_s, _greet(call, encode_hello(hello)))
         if isinstance(answer, Closing):
@@ -153,7 +154,7 @@ async def dial(around: Surroundings, lane: Lane, peer: PeerId, address: str) -> 
     except WireError as error:
         raise PeerError(peer, f"{address} does not speak our protocol: {error}") from None
     finally:
-        if stream is None:
+        if stream is None and channel is not None:
             await channel.close()
 
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
-from typing import Any
 
 import blake3
 import numpy as np
 import pytest
 
 from node.data.files import BlobFiles
-from node.data.lazy import LazyTokens
+from node.data.lazy import GetBlob, LazyTokens
 from node.ports import PeerError, UnusableError
-from node.transport import fetch
 from protocol.manifest import Manifest
+from protocol.messages import Contact
 from tests.tools.core import a_manifest
 
 DATA = (np.arange(2000) % 16).astype("<u2").tobytes()
@@ -27,24 +26,23 @@ def manifest() -> Manifest:
     return a_manifest(data={"train": [{"digest": digest, "num_bytes": len(DATA), "num_tokens": 2000}]})
 
 
-def serving(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> None:
+def serving(gate: threading.Event) -> GetBlob:
     """A peer at `good` that sends its shard when the gate opens; one at `bad` that has none."""
 
-    async def fetch_blob(address: str, digest: str, max_bytes: int, *_: Any) -> bytes:
-        if address == "bad":
+    async def get(peer: Contact, digest: str, max_bytes: int) -> bytes:
+        if peer.address == "bad":
             raise PeerError("", "no such file")
         await asyncio.to_thread(gate.wait)
         return DATA[:max_bytes]
 
-    monkeypatch.setattr(fetch, "fetch_blob", fetch_blob)
+    return get
 
 
-async def test_a_use_waits_for_what_is_on_its_way(manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_use_waits_for_what_is_on_its_way(manifest: Manifest, tmp_path: Path) -> None:
     gate = threading.Event()
-    serving(monkeypatch, gate)
     tokens = LazyTokens(manifest, BlobFiles(tmp_path))
     async with asyncio.TaskGroup() as group:
-        coming = group.create_task(tokens.fetch(["bad", "good"]))
+        coming = group.create_task(tokens.fetch([Contact("a", "bad"), Contact("b", "good")], serving(gate)))
         await asyncio.sleep(0)
         used = group.create_task(asyncio.to_thread(tokens.microbatch, 1, 0))
         gate.set()

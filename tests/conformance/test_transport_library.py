@@ -139,7 +139,7 @@ async def test_a_state_that_moves_on_amid_a_fetch_is_no_result(world: World) -> 
 @on_grpc
 async def test_unknown_words_and_negative_places_are_refused(world: World) -> None:
     address = await Shelf().served_by(world)
-    channel = Plaintext().channel(address)
+    channel = await Plaintext().channel(address, "")
     stub = swarm_pb2_grpc.LibraryStub(channel)
     for request in (
         pb.FetchRequest(stage=3, state_id="s1", section="secrets", first=0, count=1),

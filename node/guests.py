@@ -1,0 +1,74 @@
+"""Who may call this node: peers with a lease in the run's directory, which only the owner of a peer's key can sign.
+
+The directory is a hint and may be late: a peer once seen stays welcome for `KEEP_S`, so that nobody is cut off by a lapse of
+the directory; one that is not known yet waits while the directory is read again, at most once per `PAUSE_S` for all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+
+from node.ports import Clock, Lease
+from protocol.ids import PeerId
+
+KEEP_S = 2 * 3600.0
+PAUSE_S = 1.0
+"""Between two readings for the sake of strangers."""
+MAX_WAITING = 64
+"""Callers that wait for a reading at once; one more is told to come back."""
+MAX_KNOWN = 4096
+
+ReadLeases = Callable[[], Awaitable[list[Lease]]]
+
+
+class Guests:
+    """The peers that are known to have a lease. `me` itself is welcome: only it has its key."""
+
+    def __init__(self, me: PeerId, clock: Clock) -> None:
+        self._me = me
+        self._clock = clock
+        self._read: ReadLeases | None = None
+        self._until: dict[PeerId, float] = {}
+        self._turn = asyncio.Lock()
+        self._num_waiting = 0
+        self._tried_at = self._read_at = float("-inf")
+
+    def open(self, read: ReadLeases) -> None:
+        """From now on leases can be read; before, only `note` makes anybody known."""
+        self._read = read
+
+    def note(self, leases: Iterable[Lease]) -> None:
+        """Leases were read from the directory: their peers are known; those that leave are no longer."""
+        until = self._clock.monotonic() + KEEP_S
+        for lease in leases:
+            self._until.pop(lease.peer, None)  # puts it last, so that the first one is the longest unseen
+            if not lease.leaving:
+                self._until[lease.peer] = until
+        while len(self._until) > MAX_KNOWN:
+            del self._until[next(iter(self._until))]
+
+    async def admits(self, peer: PeerId) -> bool:
+        """Whether this proven peer has a lease; reads the directory, if need be, as it is after the call."""
+        asked_at = self._clock.monotonic()
+        if self._knows(peer):
+            return True
+        if self._read is None or self._num_waiting >= MAX_WAITING:
+            return False
+        self._num_waiting += 1
+        try:
+            async with self._turn:
+                return self._knows(peer) or (self._read_at < asked_at and await self._find(peer, self._read))
+        finally:
+            self._num_waiting -= 1
+
+    async def _find(self, peer: PeerId, read: ReadLeases) -> bool:
+        await self._clock.sleep(max(0.0, self._tried_at + PAUSE_S - self._clock.monotonic()))
+        begun_at = self._tried_at = self._clock.monotonic()
+        leases = await read()
+        self._read_at = begun_at  # only now: a reading that was cancelled tells those who wait nothing
+        self.note(leases)
+        return any(lease.peer == peer and not lease.leaving for lease in leases)
+
+    def _knows(self, peer: PeerId) -> bool:
+        return peer == self._me or self._until.get(peer, float("-inf")) > self._clock.monotonic()

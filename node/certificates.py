@@ -12,7 +12,9 @@ Both certificates hold the identity's own public key, whose hash is the peer id;
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -22,6 +24,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.utils import CryptographyDeprecationWarning
 from cryptography.x509.oid import NameOID
 
 from node.identity import KEY_BITS, peer_id_of
@@ -62,10 +65,8 @@ def stamp() -> bytes:
 
 def peer_of(certificate: x509.Certificate) -> PeerId:
     """The peer whose key is in the certificate. Raises `ValueError` where that key can be no node's."""
-    try:
+    with _strangers_data():
         key = certificate.public_key()
-    except UnsupportedAlgorithm as error:
-        raise ValueError(f"a certificate with an unknown kind of key ({error})") from None
     if not isinstance(key, rsa.RSAPublicKey) or not KEY_BITS <= key.key_size <= MAX_KEY_BITS:
         raise ValueError(f"a certificate whose key is not RSA of {KEY_BITS} to {MAX_KEY_BITS} bits")
     return peer_id_of(key)
@@ -73,22 +74,29 @@ def peer_of(certificate: x509.Certificate) -> PeerId:
 
 def peer_of_pem(pem: bytes) -> PeerId:
     """The same for the certificate that gRPC says was proven. Raises `ValueError`."""
-    return peer_of(_loaded(x509.load_pem_x509_certificate, pem))
+    with _strangers_data():
+        certificate = x509.load_pem_x509_certificate(pem)
+    return peer_of(certificate)
 
 
 def pinned(der: bytes, peer: PeerId) -> bytes | None:
     """The certificate as PEM if its key is that of `peer`, else None. Raises `ValueError` for anything that is none of ours."""
     if len(der) > MAX_CERTIFICATE_BYTES:
         raise ValueError(f"a certificate of {len(der)} bytes")
-    certificate = _loaded(x509.load_der_x509_certificate, der)
+    with _strangers_data():
+        certificate = x509.load_der_x509_certificate(der)
     return certificate.public_bytes(Encoding.PEM) if peer_of(certificate) == peer else None
 
 
-def _loaded(load: Callable[[bytes], x509.Certificate], data: bytes) -> x509.Certificate:
-    try:
-        return load(data)
-    except (ValueError, x509.InvalidVersion):
-        raise ValueError("no certificate") from None
+@contextmanager
+def _strangers_data() -> Iterator[None]:
+    """Whatever the library has against what it parses is a `ValueError`, its warnings included."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CryptographyDeprecationWarning)
+        try:
+            yield
+        except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion, CryptographyDeprecationWarning):
+            raise ValueError("no certificate of ours") from None
 
 
 @cache

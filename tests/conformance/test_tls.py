@@ -294,6 +294,7 @@ async def test_a_restarted_peer_is_found_at_its_address(world: TlsWorld) -> None
     a.transport.send(b.name, note(1))
     await b.message()
     await world.kill(b)
+    await until(lambda: a.transport.counts().get("broken_streams", 0) > 0)
     a.transport.send(b.name, note(2))
     await until(lambda: a.transport.counts().get("failed_dials", 0) > 0)
     again = await world.node(b.name, incarnation=2, listen=b.transport.address)

@@ -47,6 +47,7 @@ def run(case: Case, seed: int) -> None:
         async with opened(TlsWorld, seed) as world:
             assert isinstance(world, TlsWorld)
             await case(world)
+            world.closers.append(world.settle)
 
     uvloop.run(main())
 

@@ -34,7 +34,7 @@ from node.transport.stream import METHODS
 from node.transport.tls import Tls
 from node.transport.wire import to_pb
 from protocol.messages import Contact
-from tests.conformance.transport_worlds import GrpcWorld, Node, within
+from tests.conformance.transport_worlds import GrpcWorld, Node, until, within
 
 FILE = b"what a node serves"
 DIGEST = blake3(FILE).hexdigest()
@@ -75,6 +75,10 @@ class TlsWorld(GrpcWorld):
         self.leases: dict[str, Lease] = {}
         self.unleased: set[str] = set()
         self._number = {peer(number): number for number in range(4)}
+
+    async def settle(self) -> None:
+        """The last closer: tasks that gRPC made for a stranger's refused call end a little later than the call."""
+        await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
 
     async def read(self) -> list[Lease]:
         return list(self.leases.values())

@@ -134,7 +134,10 @@ class Stranger:
         call: Any = channel.stream_stream(METHODS[lane])()
         with contextlib.suppress(asyncio.InvalidStateError):  # it ended already; the read tells why
             await call.write(encode_hello(Hello(1, "run-1", self.claims, 1, "", self.node.name)))
-        answer = decode_answer(await call.read())
+        try:
+            answer = decode_answer(await call.read())
+        finally:
+            call.cancel()  # closing the channel alone does not always end it
         return answer.sentence if isinstance(answer, Closing) else "served"
 
     async def _ask(self, channel: aio.Channel, rpc: str) -> str:

@@ -69,6 +69,8 @@ class Bounds:
     crashes: int
     rosters: bool = True
     """May a coordinator take members off the roster?"""
+    stand: str = "abc"
+    """Who may stand for the role."""
 
 
 @dataclass(slots=True)
@@ -302,17 +304,19 @@ class Explorer:
         known = self._useful.get((node, letter))
         if known is None:
             plain, message = self._node_at[node], self._letter_at[letter].message
-            if isinstance(message, Prepare):
-                known = message.ballot >= plain.promised
-            elif isinstance(message, Promise):
+            if isinstance(message, Promise):
                 known = message.ballot == plain.ballot and not plain.leads
             elif isinstance(message, Held):
                 known = message.ballot == plain.ballot
             else:
-                behind = [record.parent for record in plain.records]
-                known = message.ballot >= plain.promised and message.record.parent not in behind
+                past = not isinstance(message, Prepare) and message.record.parent in [r.parent for r in plain.records]
+                known = not past and (message.ballot >= plain.promised or self._does_something(node, letter))
             self._useful[node, letter] = known
         return known
+
+    def _does_something(self, node: int, letter: int) -> bool:
+        effect = self._told(self._node_at[node], [self._letter_at[letter]])
+        return effect.node != node or any(effect.sent)
 
     # ---- one node ----
 
@@ -357,7 +361,8 @@ class Explorer:
         """What a node does without being told."""
         chain = self._chain(plain.records)
         term = max(plain.promised.term, plain.ballot.term if plain.ballot else 0)
-        if plain.me in chain.voters and chain.member_of(plain.me.peer) == plain.me and term < self._bounds.terms:
+        may = plain.me.peer in self._bounds.stand and plain.me in chain.voters
+        if may and chain.member_of(plain.me.peer) == plain.me and term < self._bounds.terms:
             live = Live(plain, chain)
             live.stand()
             yield live

@@ -27,6 +27,8 @@ class Scenario:
     strike: Strike
     duplicate: float
     reorder: float
+    takeover: str = ""
+    """Phase before which the coordinator goes, where the scenario was made for that."""
 
 
 def make_scenario(seed: int) -> Scenario:
@@ -51,9 +53,11 @@ def _make(rng: random.Random, seed: int, phase: Phase | None) -> Scenario:
     strike = _strike(rng, replicas, manifest, at_step)
     if phase:
         kind = rng.choice(("crash", "crash", "restart", "freeze"))
-        for_s = {"crash": 0.0, "restart": rng.uniform(0.1, 2.0), "freeze": rng.choice((2.0, 4.0))}[kind] * manifest.timing.lapse_s
-        strike = replace(strike, kind=kind, stage=COORDINATOR, replica=0, phase=phase, for_s=for_s)
-    return Scenario(seed, manifest, nodes, strike, rng.choice((0.01, 0.05, 0.2)), rng.choice((0.01, 0.05, 0.1)))
+        for_s = {"crash": 0.0, "restart": rng.uniform(0.1, 2.0), "freeze": rng.choice((2.0, 4.0))}[
+            kind
+        ] * manifest.timing.lapse_s
+        strike = replace(strike, kind=kind, stage=COORDINATOR, replica=0, phase=phase, for_s=for_s)  # type: ignore[arg-type]
+    return Scenario(seed, manifest, nodes, strike, rng.choice((0.01, 0.05, 0.2)), rng.choice((0.01, 0.05, 0.1)), phase or "")
 
 
 def _replicas(rng: random.Random, num_stages: int) -> list[int]:

@@ -352,7 +352,7 @@ class Coordinator:
             self._send_decide(peer, proposal.record, proposal.shares)
 
     def _send_decide(self, peer: PeerId, record: Record, shares: tuple[Share, ...]) -> None:
-        """With the shares that concern the peer. Voters keep all of them, for those that ask whoever leads for the record later."""
+        """With the shares that concern the peer. Voters keep all of them, for those that ask for the record later."""
         mine = {s.stage for s in self._chain.seatings if s.member.peer == peer}
         voters = {self._me.peer, *(v.peer for v in self._chain.voters)}
         kept = shares if peer in voters else tuple(s for s in shares if s.stage in mine)

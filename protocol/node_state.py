@@ -242,12 +242,12 @@ class NodeState:
         self.view.expect(peer, now)
         self.view.heard(peer, now)
         self._next_beat = now
-        if self.coordinator and peer != self._me:
-            self._abdicate()
+        self._abdicate()
 
     def _abdicate(self) -> None:
-        self.coordinator = None
-        self._claim()
+        if self.coordinator and not self.takeover.leading:
+            self.coordinator = None
+            self._claim()
 
     def _lead(self, now: float) -> None:
         """This node has won the role: with the promises of a quorum, and nothing left to settle."""
@@ -420,8 +420,7 @@ class NodeState:
         self.bench.check_deadline(now)
         if self._is_seated(self._me, self.config.member.incarnation) and self.chain.step < self._manifest.last_step:
             self.takeover.on_tick(now)
-            if self.coordinator and not self.takeover.leading:
-                self._abdicate()
+            self._abdicate()
         self._check_leader(now)
         self._check_finish(now)
 
@@ -452,9 +451,7 @@ class NodeState:
         leader = self.leader
         if self.coordinator or not leader.peer or self.phase == "finished":
             return
-        lapsed = "is not heard; the run goes on when it comes back or the voters follow another"
-        lapsed = lapsed if self.view.lapsed(leader.peer, now) else ""
-        why = "was restarted and leads no more" if leader.restarted else lapsed
+        why = self.takeover.why_gone(now)
         if why and self.chain.step >= self._manifest.last_step:
             self.phase = "finished"
             self._say(f"finished at step {self.chain.step}: the coordinator has gone already")

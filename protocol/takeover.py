@@ -80,6 +80,13 @@ class Takeover:
             return not self.leading
         return bool(leader.peer) and (leader.restarted or self._view.lapsed(leader.peer, now))
 
+    def why_gone(self, now: float) -> str:
+        """For people; '' while the coordinator is heard."""
+        if self._leader.restarted:
+            return "was restarted and leads no more"
+        lapsed = self._view.lapsed(self._leader.peer, now)
+        return "is not heard; the run goes on when it comes back or the voters follow another" if lapsed else ""
+
     # ---- what others say ----
 
     def saw(self, ballot: Ballot, now: float) -> None:

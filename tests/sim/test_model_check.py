@@ -26,7 +26,7 @@ FULL = [
     ("1+1+1", Bounds(terms=2, places=1, crashes=0)),
     ("2+1", Bounds(terms=2, places=1, crashes=1, rosters=False)),
     ("2+1", Bounds(terms=2, places=1, crashes=2, rosters=False, stand="b")),
-    ("1+1+1", Bounds(terms=2, places=2, crashes=0, stand="b")),
+    ("2+1", Bounds(terms=2, places=1, crashes=1, stand="b")),
 ]
 
 

@@ -36,8 +36,6 @@ class Outcome:
     """went on / waits / unharmed / resumed."""
     counts: Counter[str] = field(default_factory=Counter)
     most_payloads: int = 0
-    idle_s: float = 0.0
-    """From the fault to the next commit that was not on its way already (0 where the swarm had to wait)."""
 
 
 def replay_command(seed: int, takeover: str = "") -> str:
@@ -68,7 +66,6 @@ class Trial:
         self.world = World(scenario.manifest, rng, network, self.faults, self.watch, make_state, wire)
         self.watch.now = lambda: self.world.now
         self.founder = founder.member
-        self.idle_s = 0.0
         for at, spec in scenario.nodes:
             self.world.boot(spec, at)
 
@@ -126,8 +123,6 @@ class Trial:
         per_step = (fired_at - self.watch.commits[0][0]) / max(1, before - 1)
         limit_s = 6 * manifest.timing.lapse_s + 20 * per_step + manifest.timing.first_microbatch_s
         limit_s += self.scenario.strike.for_s
-        if self.world.run(lambda: self.watch.step >= before + 2, limit_s):
-            self.idle_s = self.world.now - fired_at
         reached = self.world.run(lambda: self.watch.step >= before + STEPS_AFTER, limit_s)
         require(reached, f"stuck {limit_s:.1f} s after step {before}: {self._situation()}")
         return self._finish()
@@ -197,7 +192,7 @@ class Trial:
         )
         commits, events = len(self.watch.commits), self.world.num_events
         most = self.watch.most_payloads
-        return Outcome(self.scenario.seed, commits, events, self.world.now, strike.kind, verdict, counts, most, self.idle_s)
+        return Outcome(self.scenario.seed, commits, events, self.world.now, strike.kind, verdict, counts, most)
 
 
 def run_seed(seed: int, observe: Callable[[Trial], None] | None = None) -> Outcome:

@@ -6,6 +6,9 @@ from protocol.acceptor import Acceptor
 from protocol.chain import Chain
 from protocol.ids import NO_BALLOT, Ballot, Member, PeerId
 
+MAX_TERM_AHEAD = 1 << 20
+"""A ballot further ahead than this is no honest one: terms grow by one."""
+
 
 class Leader:
     """`peer` is '' while none is known. Anybody may send any ballot, so a ballot counts only from the peer that the directory
@@ -42,4 +45,5 @@ class Leader:
         return incarnation == self._incarnation
 
     def _succeeds(self, member: Member, ballot: Ballot) -> bool:
-        return ballot > self.ballot and self._chain.member_of(member.peer) == member
+        ahead = ballot.term - self.ballot.term
+        return ballot > self.ballot and ahead <= MAX_TERM_AHEAD and self._chain.member_of(member.peer) == member

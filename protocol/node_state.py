@@ -73,7 +73,7 @@ from protocol.messages import (
 from protocol.node_config import NodeConfig
 from protocol.records import Commit, Roster
 from protocol.status import snapshot
-from protocol.takeover import Succession, Takeover
+from protocol.takeover import Takeover
 from protocol.view import PeerNews, View
 from protocol.watch import Watch
 from protocol.workbench import Workbench
@@ -251,18 +251,13 @@ class NodeState:
 
     def _lead(self, now: float) -> None:
         """This node has won the role: with the promises of a quorum, and nothing left to settle."""
-        won, self.takeover.won = self.takeover.won, None
-        assert won, "who leads has won"
-        standing, before = self._standing, self.takeover.before
-        promised = tuple(m.peer for m in won.promises if m.peer != self._me)
-        self.leader.speaks(self._me, self.config.member.incarnation, won.ballot)
-        self.bench.ballot, self.bench.leader = won.ballot, self._me
-        self.coordinator = Coordinator(self._manifest, self.config.member, won.ballot, self.chain, self.view)
-        paused = standing is not None and standing.phase == "paused"
-        addresses = self.bench.addresses | {self._me: self.config.address}
-        self.coordinator.succeed(Succession(before, promised, self.validation, paused), addresses, now)
+        before = self.takeover.succession(self.validation, self._standing)
+        self.leader.speaks(self._me, self.config.member.incarnation, before.ballot)
+        self.bench.ballot, self.bench.leader = before.ballot, self._me
+        self.coordinator = Coordinator(self._manifest, self.config.member, before.ballot, self.chain, self.view)
+        self.coordinator.succeed(before, self.bench.addresses | {self._me: self.config.address}, now)
         self._leaderless, self._next_beat = False, now
-        self._out.append(Note("took_over", {"term": won.ballot.term, "from": before, "step": self.chain.step}))
+        self._out.append(Note("took_over", {"term": before.ballot.term, "from": before.peer, "step": self.chain.step}))
         self._claim()
 
     def _claim(self) -> None:

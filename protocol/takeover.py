@@ -14,9 +14,9 @@ from protocol.candidate import Candidate
 from protocol.chain import Chain
 from protocol.commands import Command, Note, Say, SendMessage
 from protocol.ids import NO_BALLOT, Ballot, Member, PeerId
-from protocol.leader import Leader
+from protocol.leader import MAX_TERM_AHEAD, Leader
 from protocol.manifest import Manifest
-from protocol.messages import Decide, Held, Message, Prepare, Promise, Proposed
+from protocol.messages import Decide, Held, Message, Prepare, Promise, Proposed, Standing
 from protocol.proposal import Proposal
 from protocol.view import View
 
@@ -24,14 +24,13 @@ BACKOFF_S = 0.3
 BACKOFF_HEARTBEATS = 0.3
 PATIENCE_HEARTBEATS = 2.0
 """How long one that promised, or that heard of a rival, leaves the field to the other."""
-MAX_TERM_AHEAD = 1 << 20
-"""A ballot further ahead than this is no honest one: terms grow by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Succession:
-    """What a new coordinator has from the one before."""
+    """What a new coordinator has from the one before, and its ballot."""
 
+    ballot: Ballot
     peer: PeerId
     promised: tuple[PeerId, ...]
     validation: tuple[int, float]
@@ -84,8 +83,18 @@ class Takeover:
         """For people; '' while the coordinator is heard."""
         if self._leader.restarted:
             return "was restarted and leads no more"
-        lapsed = self._view.lapsed(self._leader.peer, now)
-        return "is not heard; the run goes on when it comes back or the voters follow another" if lapsed else ""
+        if not self._view.lapsed(self._leader.peer, now):
+            return ""
+        alone = self._holds_alone(self._leader.peer)
+        how = "it comes back: no other node holds its stage" if alone else "it comes back or the voters follow another"
+        return f"is not heard; the run goes on when {how}"
+
+    def succession(self, validation: tuple[int, float], standing: Standing | None) -> Succession:
+        """What the coordinator that this node has become begins with; `standing` is the last one that was heard."""
+        won, self.won = self.won, None
+        assert won, "who leads has won"
+        promised = tuple(m.peer for m in won.promises if m != self._me)
+        return Succession(won.ballot, self.before, promised, validation, standing is not None and standing.phase == "paused")
 
     # ---- what others say ----
 
@@ -157,7 +166,7 @@ class Takeover:
         if self._gone_at is None:
             self._gone_at = now
         order = ranks(self._chain, self._num_stages)
-        if self._me not in order:
+        if self._me not in order or self._holds_alone(self._leader.peer):
             return
         waits = min(BACKOFF_S, BACKOFF_HEARTBEATS * self._beat_s)
         left = [m for m in order if m.peer != self._leader.peer or m == self._me]
@@ -170,6 +179,14 @@ class Takeover:
             self._stand(now)
         else:
             self._ask()
+
+    def _holds_alone(self, peer: PeerId) -> bool:
+        """Does no other node hold one of the peer's stages? Nothing could go on without it, as a lost stage is not made again in
+        this version; and while it is on the roster the run goes on when it comes back."""
+        if peer == self._me.peer:
+            return False
+        others = {s.stage for s in self._chain.seatings if s.member.peer != peer and s.role != "learner"}
+        return any(s.stage not in others for s in self._chain.seatings if s.member.peer == peer)
 
     def _stand(self, now: float) -> None:
         term = 1 + max(self._acceptor.promised.term, self._leader.ballot.term, self._highest.term)

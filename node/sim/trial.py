@@ -103,17 +103,17 @@ class Trial:
         return next(node for node in nodes if node.frozen or (node.dead and node.exit is None))
 
     def _expectation(self, struck: SimNode) -> tuple[bool, str]:
-        """(must the swarm go on, else what survivors must say they wait for). A short freeze is no loss. Without the
-        coordinator the others need a quorum of the voters; with one, or when it thaws, somebody leads. After a long freeze of a
-        stage's only holder both may happen: it was declared lost or it was not.
+        """(must the swarm go on, else what survivors must say they wait for). A short freeze is no loss. To go on without the
+        coordinator the others need a quorum of the voters and all stages; else they go on when it thaws. After a long freeze of
+        another stage's only holder both may happen: it was declared lost or it was not.
         """
         strike, lapse_s = self.scenario.strike, self.scenario.manifest.timing.lapse_s
         if strike.kind == "freeze" and strike.for_s < 0.5 * lapse_s:
             return True, ""
         place = self.watch.place
-        if struck.spec.member == self.founder and not place.has_quorum_without(self.founder):
-            return (True, "") if strike.kind == "freeze" else (False, "coordinator")
         stages = [s for s in range(self.scenario.manifest.num_stages) if place.holders(s) == [struck.spec.member]]
+        if struck.spec.member == self.founder and (stages or not place.has_quorum_without(self.founder)):
+            return (True, "") if strike.kind == "freeze" else (False, "coordinator")
         if strike.kind == "freeze" and stages:
             return False, ""
         return not stages, f"stage {stages[0]}" if stages else ""

@@ -14,9 +14,8 @@ from protocol.commands import Note
 
 SEEDS = range(3)
 MORE_SEEDS = range(100, 125)
-ELECTION_S = 2.5
-"""After the lapse at the first: until it is the lapse of a quorum, and for the promises; at most 0.3 s per rank, a heartbeat
-and a few round trips."""
+ELECTION_S = 4.5
+"""After the lapse: until a quorum has noticed it too, and for the promises; seldom for a second try of two that stood at once."""
 
 
 def goes_on(seed: int, phase: Phase, tally: Counter[str]) -> None:

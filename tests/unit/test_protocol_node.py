@@ -317,13 +317,13 @@ def one_event(rng: random.Random, c: Core, fuzz: Fuzz, kinds: list[type]) -> lis
     if roll < 0.35 and c.state.chain.seatings:
         header = fuzz.make(PipeHeader)
         if rng.random() < 0.6:
-            header = replace(header, route=c.route(rng.randrange(4)), hop=rng.randrange(4), ballot=BALLOT)
+            header = replace(header, route=c.route(rng.randrange(4)), hop=rng.randrange(4), ballot=c.state.ballot)
         sender = rng.choice(PEERS)
         if rng.random() < 0.6 and header.route.hops:
             sender = header.route.hops[(header.hop + (1 if header.kind == "backward" else -1)) % len(header.route.hops)].peer
         return c.do(PayloadArrived(sender, header, c.handle(), 8))
     if roll < 0.45 and c.state.chain.seatings and c.state.config.member in c.state.chain.members():
-        return c.open(attempt=rng.randrange(1, 4))
+        return c.open(attempt=rng.randrange(1, 4), ballot=c.state.ballot)
     message: Message = fuzz.make(rng.choice(kinds))
     leading = isinstance(message, Standing | Decide)
     peer = rng.choice(PEERS[:-1])

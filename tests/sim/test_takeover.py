@@ -15,7 +15,7 @@ from protocol.commands import Note
 SEEDS = range(3)
 MORE_SEEDS = range(100, 125)
 ELECTION_S = 4.5
-"""After the lapse: until a quorum has noticed it too, and for the promises; seldom for a second try of two that stood at once."""
+"""After the lapse: until a quorum has noticed it too, and for the promises; seldom for a second try."""
 
 
 def goes_on(seed: int, phase: Phase, tally: Counter[str]) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from protocol.acceptor import Acceptor
 from protocol.candidate import Candidate
-from protocol.chain import Chain, choose_voters, is_quorum
+from protocol.chain import Chain, choose_voters
 from protocol.commands import Command, PublishLease
 from protocol.events import Tick
 from protocol.ids import Ballot, Member, PeerId
@@ -17,28 +15,7 @@ from protocol.records import Record, Roster, Seating, record_id
 from protocol.takeover import ranks
 from tests.tools.core import BALLOT, LEAD, Core, a_manifest, holders, notes, of, says, sent
 
-A, B, C, D = (Member(name, 1) for name in "abcd")
-
-
-# ---- quorums ----
-
-
-@pytest.mark.parametrize(
-    ("held", "voters", "enough"),
-    [
-        ({A}, (A,), True),
-        ({A}, (A, B), True),
-        ({B}, (A, B), False),
-        ({B, C}, (A, B, C), True),
-        ({A}, (A, B, C), False),
-        ({A, D}, (A, B, C, D), True),
-        ({B, C}, (A, B, C, D), False),
-        (set(), (), False),
-        ({Member("a", 2)}, (A,), False),
-    ],
-)
-def test_half_is_enough_with_the_first_voter_only(held: set[Member], voters: tuple[Member, ...], enough: bool) -> None:
-    assert is_quorum(held, voters) is enough
+A, B, C = (Member(name, 1) for name in "abc")
 
 
 # ---- acceptor ----

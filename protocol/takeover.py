@@ -181,8 +181,8 @@ class Takeover:
             self._ask()
 
     def _holds_alone(self, peer: PeerId) -> bool:
-        """Does no other node hold one of the peer's stages? Nothing could go on without it, as a lost stage is not made again yet;
-        and while it is on the roster the run goes on when it comes back."""
+        """Does no other node hold one of the peer's stages? Nothing could go on without it (a lost stage stays lost in this
+        version), and while it is on the roster the run goes on when it comes back."""
         if peer == self._me.peer:
             return False
         others = {s.stage for s in self._chain.seatings if s.member.peer != peer and s.role != "learner"}

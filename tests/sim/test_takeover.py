@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,8 @@ from node.sim.machine import BrokenError
 from node.sim.scenario import make_scenario, make_takeover
 from node.sim.trial import Trial
 from protocol.commands import Note
+from protocol.node_state import NodeState
+from protocol.takeover import ranks
 
 SEEDS = range(3)
 MORE_SEEDS = range(100, 125)
@@ -65,3 +68,51 @@ def test_the_old_coordinator_is_fenced_when_it_thaws() -> None:
 def _freezes(seed: int) -> bool:
     strike = make_takeover(seed, "decide").strike
     return strike.kind == "freeze" and strike.for_s > 3 * make_scenario(seed).manifest.timing.lapse_s
+
+
+# ---- links break, nobody dies ----
+
+
+def parted(seed: int) -> Trial:
+    """A swarm that has committed 4 steps; its strike never comes."""
+    scenario = make_takeover(seed, "open")
+    trial = Trial(replace(scenario, strike=replace(scenario.strike, at_step=1 << 30)))
+    assert trial.world.run(lambda: trial.watch.step >= 4, 200.0)
+    return trial
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_coordinator_that_is_cut_off_decides_nothing_and_comes_back_as_a_member(seed: int) -> None:
+    trial = parted(seed)
+    world, watch, old = trial.world, trial.watch, trial.founder.peer
+    begins = world.now
+    for peer in world.nodes:
+        if peer != old:
+            trial.faults.cut((old, peer), (begins, begins + 1000.0))
+    before = watch.step
+    assert world.run(lambda: watch.step >= before + 3, 90.0), "the others go on"
+    state = world.nodes[old].state
+    assert isinstance(state, NodeState)
+    assert state.coordinator, "it does not know yet"
+    assert state.chain.step <= before + 1
+    for cut in list(trial.faults.weather.cuts):
+        trial.faults.weather.cuts.remove(cut)
+    assert world.run(lambda: state.coordinator is None, 10.0), "fenced by the ballot"
+    assert world.run(lambda: state.chain.head == watch.head or watch.step >= trial.scenario.manifest.last_step, 60.0)
+    assert world.run(lambda: watch.step >= trial.scenario.manifest.last_step, 200.0), "and in nobody's way"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_broken_link_to_the_coordinator_changes_at_most_the_ballot(seed: int) -> None:
+    """The node that would be next no longer hears the coordinator, everybody else does: nobody promises it anything."""
+    trial = parted(seed)
+    world, watch, old = trial.world, trial.watch, trial.founder.peer
+    state = world.nodes[old].state
+    assert isinstance(state, NodeState)
+    heir = next(m.peer for m in ranks(state.chain, trial.scenario.manifest.num_stages) if m.peer != old)
+    trial.faults.cut((old, heir), (world.now, world.now + 9.0))
+    world.run(lambda: False, 9.0)
+    taken = [what for _, _, what in world.story if isinstance(what, Note) and what.type == "took_over"]
+    assert not taken, "a quorum heard the coordinator all the time"
+    last = trial.scenario.manifest.last_step
+    assert world.run(lambda: watch.step >= last, 200.0), f"step {watch.step}: {[n.says for n in world.alive()]}"

@@ -37,8 +37,8 @@ def make_scenario(seed: int) -> Scenario:
 
 
 def make_takeover(seed: int, phase: Phase) -> Scenario:
-    """The coordinator dies for good, or for others, just before it does something of the phase; every stage has another
-    replica, and the others are a quorum."""
+    """The coordinator dies for good, or for others, just before it (or its seat, the first of its stage) does something of the
+    phase; every stage has another replica, and the others are a quorum."""
     return _make(random.Random(f"{phase} {seed}"), seed, phase)
 
 
@@ -56,7 +56,9 @@ def _make(rng: random.Random, seed: int, phase: Phase | None) -> Scenario:
         for_s = {"crash": 0.0, "restart": rng.uniform(0.1, 2.0), "freeze": rng.choice((2.0, 4.0))}[
             kind
         ] * manifest.timing.lapse_s
-        strike = replace(strike, kind=kind, stage=COORDINATOR, replica=0, phase=phase, for_s=for_s)  # type: ignore[arg-type]
+        founder = next(spec for _, spec in nodes if spec.founder)
+        stage = COORDINATOR if phase in COORDINATOR_PHASES else founder.wished_stage
+        strike = replace(strike, kind=kind, stage=stage, replica=0, phase=phase, for_s=for_s)  # type: ignore[arg-type]
     return Scenario(seed, manifest, nodes, strike, rng.choice((0.01, 0.05, 0.2)), rng.choice((0.01, 0.05, 0.1)), phase or "")
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from node.sim.faults import COORDINATOR_PHASES, Phase
+from node.sim.faults import COORDINATOR_PHASES, SEAT_PHASES, Phase
 from node.sim.machine import BrokenError
 from node.sim.scenario import make_scenario, make_takeover
 from node.sim.trial import Trial
@@ -16,7 +16,7 @@ from protocol.node_state import NodeState
 from protocol.takeover import ranks
 
 SEEDS = range(3)
-MORE_SEEDS = range(100, 125)
+MORE_SEEDS = range(100, 120)
 ELECTION_S = 4.5
 """After the lapse: until a quorum has noticed it too, and for the promises; seldom for a second try."""
 
@@ -31,7 +31,8 @@ def goes_on(seed: int, phase: Phase, tally: Counter[str]) -> None:
         pytest.fail(f"{error}\n  {'; '.join(error.__notes__)}")
     tally.update({f"takeover before {phase}": 1})
     assert lived.verdict == "went on"
-    fired = next(at for at, _, what in trial.world.story if str(what).startswith("FAULT"))
+    fired, who = next((at, node) for at, node, what in trial.world.story if str(what).startswith("FAULT"))
+    assert who.startswith(trial.founder.peer), "somebody else was struck"
     led = [at - fired for at, _, what in trial.world.story if isinstance(what, Note) and what.type == "took_over"]
     if lived.fired == "crash":
         assert led, "the last steps were decided without a coordinator"
@@ -46,9 +47,15 @@ def test_the_swarm_goes_on_without_its_coordinator(phase: Phase, tally: Counter[
         goes_on(seed, phase, tally)
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("phase", SEAT_PHASES)
+def test_it_may_go_while_its_own_seat_works(phase: Phase, tally: Counter[str]) -> None:
+    goes_on(0, phase, tally)
+
+
 @pytest.mark.full
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("phase", COORDINATOR_PHASES)
+@pytest.mark.parametrize("phase", COORDINATOR_PHASES + SEAT_PHASES)
 def test_more_swarms_go_on_without_their_coordinator(phase: Phase, tally: Counter[str]) -> None:
     for seed in MORE_SEEDS:
         goes_on(seed, phase, tally)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocol.ids import NO_BALLOT, Ballot, RecordId
+from protocol.chain import Chain
+from protocol.ids import NO_BALLOT, Ballot, Member, RecordId
+from protocol.messages import Prepare, Promise, Proposed
 from protocol.records import Record, Share, record_id
+
+MAX_TOLD = 4
+"""Decided records in one message, to one that lacks them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,7 @@ class Acceptor:
     def __init__(self) -> None:
         self.promised: Ballot = NO_BALLOT
         self.holding: Holding | None = None
+        self._granted: Member | None = None
 
     def follow(self, ballot: Ballot) -> bool:
         """A coordinator speaks with `ballot`. False if a higher one was promised: the speaker is fenced."""
@@ -35,6 +41,24 @@ class Acceptor:
             return False
         self.promised = ballot
         return True
+
+    def grant(self, ballot: Ballot, to: Member) -> bool:
+        """A candidate asks for the promise to serve no lower ballot. A term is granted once, and to one life of a candidate, so
+        that terms alone tell coordinators (and their attempts) apart; the same one may ask again."""
+        again = ballot == self.promised and self._granted == to
+        if ballot.term <= self.promised.term and not again:
+            return False
+        self.promised, self._granted = ballot, to
+        return True
+
+    def promise(self, asked: Prepare, chain: Chain) -> Promise:
+        """The answer to a Prepare that was granted: where this voter stands, what it holds for the next place, and decided
+        records that the candidate lacks."""
+        assert self.promised == asked.ballot, f"{asked.ballot} was not granted, {self.promised} was"
+        held = self.holding if self.holding and self.holding.record.parent == chain.head else None
+        left = (Proposed(held.ballot, held.record, held.shares),) if held else ()
+        ahead = (chain.after(asked.head) or [])[:MAX_TOLD]
+        return Promise(asked.ballot, chain.head, left, tuple(Proposed(asked.ballot, d.record, d.shares) for d in ahead))
 
     def hold(self, ballot: Ballot, record: Record, shares: tuple[Share, ...]) -> bool:
         """Hold the record, in place of one of a lower ballot. One record per ballot and place: a second one is refused."""

@@ -148,9 +148,10 @@ def choose_voters(seatings: list[Seating], first: Member) -> tuple[Member, ...]:
     return tuple(chosen[:MAX_VOTERS])
 
 
-def is_quorum(held: set[Member], voters: tuple[Member, ...], coordinator: PeerId) -> bool:
-    """More than half of the voters, or exactly half including the coordinator that the last Roster named first."""
+def is_quorum(held: set[Member], voters: tuple[Member, ...]) -> bool:
+    """More than half of the voters, or exactly half including the first: the coordinator of the Roster that named them. Two
+    quorums of the same voters always share one."""
     votes = [v for v in voters if v in held]
     if 2 * len(votes) > len(voters):
         return True
-    return 2 * len(votes) == len(voters) and any(v.peer == coordinator for v in votes)
+    return bool(votes) and 2 * len(votes) == len(voters) and votes[0] == voters[0]

@@ -7,13 +7,11 @@ facts. What it decides goes out as messages, also to its own node.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from protocol.assignment import MAX_WATCHED_NEIGHBOURS, make_plan
-from protocol.chain import Chain, choose_voters, is_quorum
+from protocol.chain import Chain, choose_voters
 from protocol.commands import Command, Introduce, Note, SendMessage
 from protocol.gathering import Gathering
-from protocol.ids import Ballot, Member, PeerId, RecordId
+from protocol.ids import ATTEMPTS_PER_TERM, Ballot, Member, PeerId, RecordId
 from protocol.ledger import Ledger, contacts_of
 from protocol.losses import Losses, promotions
 from protocol.manifest import Manifest
@@ -28,7 +26,6 @@ from protocol.messages import (
     Order,
     Phase,
     Probe,
-    Propose,
     ReducedReport,
     ReduceReady,
     SeatWork,
@@ -39,7 +36,9 @@ from protocol.messages import (
     Wish,
 )
 from protocol.poll import Poll
-from protocol.records import Commit, Record, Roster, Share, record_id
+from protocol.proposal import Proposal
+from protocol.records import Commit, Record, Roster, Share
+from protocol.takeover import Succession
 from protocol.view import View
 
 RESEND_HEARTBEATS = 2.0
@@ -48,17 +47,6 @@ MAX_BACKOFF_HEARTBEATS = 30.0
 COMPLAIN_AFTER_VOIDS = 3
 REDUCE_PATIENCE = 8.0
 """Without a report during a reduce, in units of `first_microbatch_s`."""
-
-
-@dataclass(slots=True)
-class Proposal:
-    """A record on its way to be decided."""
-
-    record: Record
-    shares: tuple[Share, ...]
-    held: set[Member]
-    opened_at: float
-    sent_at: float
 
 
 class Coordinator:
@@ -78,7 +66,8 @@ class Coordinator:
         self._losses = Losses(me, chain, view, manifest.timing.lapse_s)
         self._orders: dict[str, bool] = {"pause": False, "stop": False}
         self._serial = 0
-        self._attempt = 0
+        self._first_attempt = ATTEMPTS_PER_TERM * (ballot.term - 1)
+        self._attempt = self._first_attempt
         self._voids = 0
         self._void_reason = ""
         self._reopen_at = 0.0
@@ -92,6 +81,19 @@ class Coordinator:
         """Commands made since the last call."""
         out, self._out = self._out, []
         return out
+
+    def succeed(self, before: Succession, addresses: dict[PeerId, str], now: float) -> None:
+        """Take over a run that goes on: everybody on the roster is expected to be heard, and those that promised have said
+        that the coordinator before is silent for them too."""
+        self.addresses |= addresses
+        self.validation, self._polled_step = before.validation, max(0, before.validation[0])
+        self._orders["pause"] = before.paused
+        for member in self._chain.members():
+            self._view.expect(member.peer, now)
+        gone = self._chain.member_of(before.peer)
+        for peer in before.promised if gone else ():
+            self._losses.suspect(peer, gone, now)  # type: ignore[arg-type]
+        self._look(now)
 
     # ---- facts ----
 
@@ -113,6 +115,8 @@ class Coordinator:
         peer, member, ledger = heard.peer, self._chain.member_of(heard.peer), self.ledger
         if now - self._told_at.get(peer, -1e9) < RESEND_HEARTBEATS * self._manifest.timing.heartbeat_s:
             return
+        if beat.ballot < self.ballot and member:
+            self._send(peer, self._standing())
         if beat.head != self._chain.head:
             self._told_at[peer] = now
             self.send_records(peer, beat.head)
@@ -156,8 +160,8 @@ class Coordinator:
 
     def on_held(self, member: Member, message: Held) -> None:
         """A voter holds the proposal."""
-        if self._proposal and message.ballot == self.ballot and message.record == record_id(self._proposal.record):
-            self._proposal.held.add(member)
+        if self._proposal:
+            self._proposal.enter(member, message)
 
     def on_records_wanted(self, peer: PeerId, head: RecordId, now: float) -> None:
         """A peer lacks what came after `head`; it is answered once per heartbeat."""
@@ -198,8 +202,7 @@ class Coordinator:
 
     def on_tick(self, now: float) -> None:
         """Find lapsed members, repeat what may not have arrived."""
-        for peer, member in self._losses.look(now):
-            self._send(peer, Probe(self.ballot, member, self.addresses.get(member.peer, "")))
+        self._look(now)
         timing, proposal = self._manifest.timing, self._proposal
         if proposal and now - proposal.sent_at >= RESEND_HEARTBEATS * timing.heartbeat_s:
             self._send_proposal(proposal, now)
@@ -213,6 +216,10 @@ class Coordinator:
             if now - at >= STANDING_HEARTBEATS * timing.heartbeat_s:
                 self._standing_at[peer] = now
                 self._send(peer, self._standing())
+
+    def _look(self, now: float) -> None:
+        for peer, member in self._losses.look(now):
+            self._send(peer, Probe(self.ballot, member, self.addresses.get(member.peer, "")))
 
     def _hurry(self, ledger: Ledger, now: float) -> None:
         """A passive replica has nothing to report before a reduce, so its StartReduce is repeated unasked; and a reduce in
@@ -254,6 +261,8 @@ class Coordinator:
             self._gather(now)
         elif self._losses:
             self._drop_lost(self._losses.take(), now)
+        elif self._chain.voters[0] != self._me:
+            self._name_voters(now)
         elif self.ledger:
             if self.ledger.complete():
                 self._propose_commit(self.ledger, now)
@@ -306,6 +315,12 @@ class Coordinator:
         self._reopen_at, self._voids = now, 0
         self._propose(Roster(self._chain.head, self._chain.step, promoted, leaves, voters), (), now)
 
+    def _name_voters(self, now: float) -> None:
+        """The voters were named by another coordinator; half of them is enough only with the one that named them."""
+        chain = self._chain
+        heard = [s for s in chain.seatings if not self._view.lapsed(s.member.peer, now)]
+        self._propose(Roster(chain.head, chain.step, (), (), choose_voters(heard, self._me)), (), now)
+
     def _propose_commit(self, ledger: Ledger, now: float) -> None:
         """Each number was checked when it came; together they may still be too large for the clip."""
         commit, shares = ledger.commit()
@@ -316,31 +331,33 @@ class Coordinator:
             self._propose(commit, shares, now)
 
     def _propose(self, record: Record, shares: tuple[Share, ...], now: float) -> None:
-        self._proposal = Proposal(record, shares, set(), now, now)
+        self._proposal = Proposal(self.ballot, record, shares, now, now)
         self._send_proposal(self._proposal, now)
 
     def _send_proposal(self, proposal: Proposal, now: float) -> None:
         proposal.sent_at = now
         for voter in self._chain.voters:
             if voter not in proposal.held:
-                self._send(voter.peer, Propose(self.ballot, proposal.record, proposal.shares))
+                self._send(voter.peer, proposal.ask())
 
     def _try_decide(self, proposal: Proposal) -> None:
-        if not is_quorum(proposal.held, self._chain.voters, self._me.peer):
+        if not proposal.is_decided(self._chain.voters):
             return
         self._proposal = None
         before = [m.peer for m in self._chain.members()]
         joined = [s.member.peer for s in proposal.record.joins] if isinstance(proposal.record, Roster) else []
         if isinstance(proposal.record, Commit):
-            self.ledger, self._attempt, self._voids, self._void_reason = None, 0, 0, ""
+            self.ledger, self._attempt, self._voids, self._void_reason = None, self._first_attempt, 0, ""
         for peer in dict.fromkeys([*before, *joined]):
             self._send_decide(peer, proposal.record, proposal.shares)
 
     def _send_decide(self, peer: PeerId, record: Record, shares: tuple[Share, ...]) -> None:
-        """With the shares that concern the peer. This node keeps all of them, for those that ask for the record later."""
+        """With the shares that concern the peer. Voters keep all of them, for those that ask for the record later."""
         mine = {s.stage for s in self._chain.seatings if s.member.peer == peer}
-        kept = shares if peer == self._me.peer else tuple(s for s in shares if s.stage in mine)
-        self._send(peer, Decide(self.ballot, record, kept))
+        voters = {self._me.peer, *(v.peer for v in self._chain.voters)}
+        kept = shares if peer in voters else tuple(s for s in shares if s.stage in mine)
+        seated = [s.member.peer for s in record.joins] if isinstance(record, Roster) else []
+        self._send(peer, Decide(self.ballot, record, kept, contacts_of(list(dict.fromkeys(seated)), self.addresses)))
 
     def send_records(self, peer: PeerId, head: RecordId) -> None:
         """Send what was decided after `head`, as far as this node still has it."""

@@ -31,6 +31,8 @@ class Ballot:
 
 
 NO_BALLOT = Ballot(0, "")
+ATTEMPTS_PER_TERM = 1000
+"""Attempts of term t are numbered from 1000 (t - 1) + 1: those of a new coordinator are above all earlier ones of the step."""
 
 
 def hash_of(value: object) -> str:

@@ -162,6 +162,40 @@ class Held:
     record: RecordId
 
 
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """A record and the ballot that carried it: held by a voter, or decided."""
+
+    ballot: Ballot
+    record: Record
+    shares: tuple[Share, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """From now on I serve no lower ballot."""
+
+    ballot: Ballot
+    head: RecordId
+    held: tuple[Proposed, ...]
+    """What I hold for the place after my head: one record or none."""
+    decided: tuple[Proposed, ...]
+    """Records after the candidate's head that I know to be decided, oldest first."""
+
+
+# ---- from a candidate ----
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """The coordinator is silent here: promise me to serve no lower ballot, if it is silent for you too."""
+
+    ballot: Ballot
+    head: RecordId
+    decided: tuple[Proposed, ...]
+    """Records that the receiver lacked when it last said where it stands, oldest first."""
+
+
 # ---- from the coordinator ----
 
 
@@ -181,6 +215,8 @@ class Decide:
     ballot: Ballot
     record: Record
     shares: tuple[Share, ...]
+    contacts: tuple[Contact, ...] = ()
+    """Of those that a Roster seats: whoever may have to lead one day must reach everybody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +332,8 @@ Message = (
     | AppliedReport
     | Evaluated
     | Held
+    | Promise
+    | Prepare
     | Propose
     | Decide
     | OpenStep

@@ -1,15 +1,14 @@
 """The decision object of a node: `handle(event, now) -> commands`. Pure: no clock, no chance, no I/O, no tensor.
 
-It owns the chain, the view, one `Seat` per stage that the node holds, the voter's `Acceptor` and, on the coordinating node, the
-`Coordinator`; it routes events to them, fences what is stale, and keeps early payloads until their step is opened here.
-Messages to this node itself are handled in the same call.
+It owns the chain, the view, one `Seat` per stage that the node holds, the voter's `Acceptor`, the `Takeover` that waits for the
+coordinator to go and, on the coordinating node, the `Coordinator`; it routes events to them, fences what is stale, and keeps
+early payloads until their step is opened here. Messages to this node itself are handled in the same call.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from protocol.acceptor import Acceptor
@@ -42,7 +41,6 @@ from protocol.events import (
 from protocol.hearing import hear
 from protocol.ids import Ballot, Member, PeerId
 from protocol.leader import Leader
-from protocol.manifest import Manifest
 from protocol.messages import (
     AppliedReport,
     Contact,
@@ -56,8 +54,11 @@ from protocol.messages import (
     OpenStep,
     Order,
     Phase,
+    Prepare,
     Probe,
+    Promise,
     Propose,
+    Proposed,
     RecordsWanted,
     ReducedReport,
     ReduceHeader,
@@ -69,30 +70,19 @@ from protocol.messages import (
     VoidStep,
     Wish,
 )
+from protocol.node_config import NodeConfig
 from protocol.records import Commit, Roster
 from protocol.status import snapshot
+from protocol.takeover import Takeover
 from protocol.view import PeerNews, View
 from protocol.watch import Watch
 from protocol.workbench import Workbench
 
+__all__ = ["NodeConfig", "NodeState"]
+
 TO_COORDINATOR = (Wish, Suspect, RecordsWanted, ReduceReady, ReducedReport, Stalled, Held, Evaluated)
 Handler = Callable[[PeerId, int, Any, float], None]
 """(sender, its incarnation, message, now)"""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeConfig:
-    """What a node is, for as long as it lives."""
-
-    manifest: Manifest
-    member: Member
-    name: str
-    address: str
-    """HOST:PORT of its gRPC server, as announced."""
-    founder: bool = False
-    """This node begins the run: it coordinates and is the genesis voter."""
-    wished_stage: int = -1
-    memory_bytes: int = 0
 
 
 class NodeState:
@@ -105,7 +95,9 @@ class NodeState:
         self.view = View(manifest.timing.lapse_s)
         self.acceptor = Acceptor()
         self.bench = Workbench(manifest, me.peer, self.chain)
-        self.leader = Leader(self.acceptor, me if config.founder else None)
+        self.leader = Leader(self.acceptor, self.chain, me if config.founder else None)
+        self.takeover = Takeover(me, manifest, self.chain, self.view, self.leader, self.acceptor)
+        self.takeover.learn = self._learn
         self.coordinator = Coordinator(manifest, me, self.ballot, self.chain, self.view) if config.founder else None
         self.phase: Phase = "waiting" if config.founder else "starting"
         self.sentence = ""
@@ -126,13 +118,15 @@ class NodeState:
             AppliedReport: self._on_applied_report,
             Order: self._on_order,
             **dict.fromkeys(TO_COORDINATOR, self._hear),
+            Prepare: self._on_prepare,
+            Promise: lambda p, i, m, now: self.takeover.on_promise(Member(p, i), m, now),
             Propose: self._led(self._on_propose),
             Decide: self._led(self._on_decide),
             OpenStep: self._led(self._on_open_step),
-            StartReduce: self._led(self._on_start_reduce),
-            VoidStep: self._led(self._on_void),
+            StartReduce: self._led(lambda _p, _i, m, _now: self.bench.start_reduce(m)),
+            VoidStep: self._led(lambda _p, _i, m, _now: self.bench.void(m)),
             Probe: self._led(self._on_probe),
-            OpenEvaluation: self._led(self._on_open_evaluation),
+            OpenEvaluation: self._led(lambda _p, _i, m, now: self.bench.ask_evaluation(m, now)),
             Standing: self._led(self._on_standing),
         }
         self._events: dict[type, Callable[[Any, float], None]] = {
@@ -174,10 +168,12 @@ class NodeState:
                 peer, incarnation, message = self._inbox.popleft()
                 self._messages[type(message)](peer, incarnation, message, now)
                 self._drain_bench(now)
-            if self.coordinator is None or self._exiting:
-                return
-            self.coordinator.advance(now)
-            self._emit(self.coordinator.take())
+            self._emit(self.takeover.take())
+            if self.takeover.won:
+                self._lead(now)
+            if self.coordinator and not self._exiting:
+                self.coordinator.advance(now)
+                self._emit(self.coordinator.take())
             if not self._inbox:
                 return
 
@@ -231,14 +227,49 @@ class NodeState:
         """Only the coordinator that this node follows gets through to `handler`."""
 
         def checked(peer: PeerId, incarnation: int, message: Any, now: float) -> None:
+            before = self.leader.peer
             if self.leader.speaks(peer, incarnation, message.ballot):
                 self.bench.ballot, self.bench.leader = self.leader.ballot, peer
+                if peer != before:
+                    self._follow(peer, now)
                 handler(peer, incarnation, message, now)
 
         return checked
 
+    def _follow(self, peer: PeerId, now: float) -> None:
+        """Somebody has taken over. If that was this node's own role, it is an ordinary member from here on."""
+        self.takeover.followed()
+        self.view.expect(peer, now)
+        self.view.heard(peer, now)
+        self._next_beat = now
+        self._abdicate()
+
+    def _abdicate(self) -> None:
+        if self.coordinator and not self.takeover.leading:
+            self.coordinator = None
+            self._claim()
+
+    def _lead(self, now: float) -> None:
+        """This node has won the role: with the promises of a quorum, and nothing left to settle."""
+        before = self.takeover.succession(self.validation, self._standing)
+        self.leader.speaks(self._me, self.config.member.incarnation, before.ballot)
+        self.bench.ballot, self.bench.leader = before.ballot, self._me
+        self.coordinator = Coordinator(self._manifest, self.config.member, before.ballot, self.chain, self.view)
+        self.coordinator.succeed(before, self.bench.addresses | {self._me: self.config.address}, now)
+        self._leaderless, self._next_beat = False, now
+        self._out.append(Note("took_over", {"term": before.ballot.term, "from": before.peer, "step": self.chain.step}))
+        self._claim()
+
+    def _claim(self) -> None:
+        self._out.append(PublishLease(tuple(sorted(self.bench.seats)), self.ballot.term, self.coordinator is not None))
+
+    def _on_prepare(self, peer: PeerId, incarnation: int, message: Prepare, now: float) -> None:
+        if not self.takeover.on_prepare(Member(peer, incarnation), message, now) and self._is_seated(peer, incarnation):
+            self._send(peer, self._beat())
+
     def _on_heartbeat(self, peer: PeerId, incarnation: int, beat: Heartbeat, now: float) -> None:
         if self._is_seated(peer, incarnation):
+            self.takeover.saw(beat.ballot, now)
             self.view.news[peer] = PeerNews(incarnation, beat.ballot, beat.head, beat.step, beat.attempt)
             if peer not in self._watch and peer != self.leader.peer and self.coordinator is None:
                 self._send(peer, self._beat())
@@ -249,7 +280,8 @@ class NodeState:
     def _beat(self) -> Heartbeat:
         o = self.bench.open
         step, attempt = (o.step, o.attempt) if o else (0, 0)
-        return Heartbeat(self.config.member.incarnation, self.ballot, self.chain.head, step, attempt)
+        ballot = max(self.ballot, self.acceptor.promised)
+        return Heartbeat(self.config.member.incarnation, ballot, self.chain.head, step, attempt)
 
     def _on_probe(self, peer: PeerId, _: int, message: Probe, now: float) -> None:
         if message.member.peer != self._me:
@@ -263,6 +295,8 @@ class NodeState:
     def _hear(self, peer: PeerId, incarnation: int, message: Message, now: float) -> None:
         if self.coordinator:
             hear(self.coordinator, self.chain, Member(peer, incarnation), message, now)
+        elif isinstance(message, Held):
+            self.takeover.on_held(Member(peer, incarnation), message, now)
 
     def _on_goodbye(self, peer: PeerId, incarnation: int, message: Goodbye, now: float) -> None:
         if message.member != Member(peer, incarnation):
@@ -310,25 +344,29 @@ class NodeState:
             self._send(peer, Held(message.ballot, held.id))
 
     def _on_decide(self, peer: PeerId, _: int, message: Decide, now: float) -> None:
-        if message.record.parent != self.chain.head:
+        self.bench.introduce(message.contacts)
+        self._learn(Proposed(message.ballot, message.record, message.shares), now)
+
+    def _learn(self, told: Proposed, now: float) -> None:
+        """A record is decided; if it is the next one, take it in."""
+        record, parent = told.record, self.chain.head
+        if record.parent != parent:
             return
-        wrong = self.chain.fits(message.record)
+        wrong = self.chain.fits(record)
         if wrong:
-            self._out.append(Note("refused", {"peer": peer, "reason": wrong}))
+            self._out.append(Note("refused", {"peer": told.ballot.peer, "reason": wrong}))
             return
-        parent = self.chain.head
-        ballot = [message.ballot.term, message.ballot.peer]
-        head = self.chain.append(message.record, message.shares)
+        ballot = [told.ballot.term, told.ballot.peer]
+        head = self.chain.append(record, told.shares)
         self.acceptor.settled(head)
         self._out.append(Note("decided", {"record": head, "parent": parent, "ballot": ballot, "step": self.chain.step}))
         self.bench.end_evaluation()
-        if isinstance(message.record, Commit):
-            commit = message.record
-            loss = {"step": commit.step, "value": commit.loss_sum / commit.tokens, "tokens": commit.tokens}
+        if isinstance(record, Commit):
+            loss = {"step": record.step, "value": record.loss_sum / record.tokens, "tokens": record.tokens}
             self._out.append(Note("loss", loss))
-            self.bench.commit(commit, message.shares, now)
+            self.bench.commit(record, told.shares, now)
         else:
-            self._enroll(message.record)
+            self._enroll(record)
             self.bench.go_on(now)
 
     def _enroll(self, roster: Roster) -> None:
@@ -343,7 +381,7 @@ class NodeState:
             self._out.append(Note("joined", fields))
             if join.member == self.config.member:
                 self.bench.take_seat(join)
-        self._out.append(PublishLease(tuple(sorted(self.bench.seats)), self.ballot.term, self.coordinator is not None))
+        self._claim()
 
     # ---- a step ----
 
@@ -351,15 +389,6 @@ class NodeState:
         if message.step > self.chain.step and message.parent != self.chain.head:
             self._send(peer, RecordsWanted(self.chain.head))
         self.bench.ask_open(message, now)
-
-    def _on_start_reduce(self, peer: PeerId, _: int, message: StartReduce, now: float) -> None:
-        self.bench.start_reduce(message)
-
-    def _on_void(self, peer: PeerId, _: int, message: VoidStep, now: float) -> None:
-        self.bench.void(message)
-
-    def _on_open_evaluation(self, peer: PeerId, _: int, message: OpenEvaluation, now: float) -> None:
-        self.bench.ask_evaluation(message, now)
 
     def _on_payload(self, event: PayloadArrived, now: float) -> None:
         self.view.heard(event.peer, now)
@@ -384,6 +413,9 @@ class NodeState:
                 self.coordinator.on_tick(now)
         self._watch.expire(now)
         self.bench.check_deadline(now)
+        if self._is_seated(self._me, self.config.member.incarnation) and self.chain.step < self._manifest.last_step:
+            self.takeover.on_tick(now)
+            self._abdicate()
         self._check_leader(now)
         self._check_finish(now)
 
@@ -414,15 +446,15 @@ class NodeState:
         leader = self.leader
         if self.coordinator or not leader.peer or self.phase == "finished":
             return
-        lapsed = "is not heard; the run goes on when it comes back" if self.view.lapsed(leader.peer, now) else ""
-        why = "was restarted and leads no more" if leader.restarted else lapsed
+        why = self.takeover.why_gone(now)
         if why and self.chain.step >= self._manifest.last_step:
             self.phase = "finished"
             self._say(f"finished at step {self.chain.step}: the coordinator has gone already")
             self._ending.begin(self.chain.step, now)
-        elif why:
+        elif why or self.takeover.candidate:
             self.phase, self._leaderless = "waiting", True
-            self._say(f"waiting: the coordinator {leader.peer[-8:]} {why}")
+            if self.takeover.candidate is None:
+                self._say(f"waiting: the coordinator {leader.peer[-8:]} {why}")
         elif self._leaderless and self.view.silent_s(leader.peer, now) < self._manifest.timing.heartbeat_s:
             self._leaderless, standing = False, self._standing
             self.phase = standing.phase if standing else "waiting"

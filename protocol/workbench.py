@@ -14,7 +14,7 @@ from protocol.checks import STEPS_AHEAD, evaluation_misfit, open_misfit, payload
 from protocol.commands import Apply, Command, CreateSeat, DropSeat, Introduce, Note, Release, Say, SendMessage
 from protocol.evaluation import Evaluation
 from protocol.events import Applied, CommandFailed, ComputeDone, PayloadArrived, Reduced, SeatCreated
-from protocol.ids import NO_BALLOT, Ballot, PeerId, bitmap
+from protocol.ids import ATTEMPTS_PER_TERM, NO_BALLOT, Ballot, PeerId, bitmap
 from protocol.ledger import norms_agree
 from protocol.manifest import Manifest
 from protocol.messages import (
@@ -35,6 +35,7 @@ from protocol.seat import Incoming, Seat, SeatPhase, SeatState
 DEADLINE_FACTOR = 4.0
 DEADLINE_HEARTBEATS = 3.0
 RESEND_HEARTBEATS = 2.0
+MAX_ADDRESSES = 8192
 
 
 class Workbench:
@@ -45,6 +46,7 @@ class Workbench:
         self.open: OpenStep | None = None
         self.leader: PeerId = ""
         self.ballot: Ballot = NO_BALLOT
+        self.addresses: dict[PeerId, str] = {}
         self._manifest, self._me, self._chain = manifest, me, chain
         self._pending: OpenStep | None = None
         self._pending_evaluation: OpenEvaluation | None = None
@@ -68,6 +70,8 @@ class Workbench:
         """Remember where peers are reached."""
         for contact in contacts:
             if contact.peer != self._me and contact.address:
+                if contact.peer in self.addresses or len(self.addresses) < MAX_ADDRESSES:
+                    self.addresses[contact.peer] = contact.address
                 self._out.append(Introduce(contact.peer, contact.address))
 
     @property
@@ -282,7 +286,7 @@ class Workbench:
 
     def _is_ahead(self, header: PipeHeader) -> bool:
         """Does it belong to a step (or an evaluation after a commit) that is not begun here yet, but will be soon?"""
-        if header.ballot < self.ballot or (self.leader and header.ballot.peer != self.leader):
+        if header.ballot < self.ballot or not self._may_lead(header.ballot.peer):
             return False
         ahead = header.step - self._chain.step
         if header.kind == "evaluate":
@@ -290,6 +294,10 @@ class Workbench:
         key, newest = (header.ballot, header.step, header.attempt), self.open
         newer = key > self._voided and (newest is None or key > (newest.ballot, newest.step, newest.attempt))
         return newer and 0 < ahead <= STEPS_AHEAD
+
+    def _may_lead(self, peer: PeerId) -> bool:
+        """The coordinator, or one that may have taken over: its word may still be on its way here."""
+        return peer == self.leader or not self.leader or self._chain.member_of(peer) is not None
 
     def _max_early(self) -> int:
         """Room for everything that the stage-0 replicas may have admitted."""
@@ -339,7 +347,11 @@ class Workbench:
         if seat is None or oldest is None or self.open is None:
             return
         measured = max(DEADLINE_HEARTBEATS * timing.heartbeat_s, DEADLINE_FACTOR * seat.latency_s)
-        deadline = measured * 2.0 ** min(self.open.attempt - 1, 10) if seat.latency_s else timing.first_microbatch_s
+        deadline = (
+            measured * 2.0 ** min((self.open.attempt - 1) % ATTEMPTS_PER_TERM, 10)
+            if seat.latency_s
+            else timing.first_microbatch_s
+        )
         waited = now - oldest[1]
         if waited > max(measured, min(deadline, timing.first_microbatch_s)):
             self._stall(oldest[0], "", f"microbatch {oldest[0]} is not back after {waited:.1f} s", now)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from node.sim.scenario import make_scenario
+from node.sim.faults import COORDINATOR_PHASES, SEAT_PHASES
+from node.sim.scenario import make_scenario, make_takeover
 from node.sim.story import told
 from node.sim.trial import Trial
 
@@ -15,8 +16,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m node.sim", description=__doc__)
     parser.add_argument("--seed", type=int, required=True, help="which swarm, which fault")
     parser.add_argument("--limit", type=int, default=400, help="most lines of the story (the last ones are kept)")
+    parser.add_argument("--takeover", choices=COORDINATOR_PHASES + SEAT_PHASES, help="the coordinator goes before it does this")
     options = parser.parse_args()
-    trial = Trial(make_scenario(options.seed))
+    scenario = make_takeover(options.seed, options.takeover) if options.takeover else make_scenario(options.seed)
+    trial = Trial(scenario)
     broken: AssertionError | None = None
     verdict = ""
     try:

@@ -17,6 +17,7 @@ from typing import Any
 
 from node.sim.machine import Contribution, Key, SimSeat, require, sum_digest, whole_gradient
 from node.sim.nodes import SimNode
+from protocol.chain import is_quorum
 from protocol.commands import Apply, Command, Compute, Note, Reduce, Release, SendMessage
 from protocol.ids import Ballot, Member, RecordId, StateId, bitmap, members_of, next_state_id
 from protocol.manifest import Manifest
@@ -34,6 +35,10 @@ class Place:
     def active(self, stage: int) -> list[Member]:
         """Active replicas of a stage."""
         return [member for (s, member), seating in self.seats.items() if s == stage and seating.role == "active"]
+
+    def has_quorum_without(self, member: Member) -> bool:
+        """Can the other voters decide?"""
+        return is_quorum({v for v in self.voters if v != member}, self.voters)
 
     def holders(self, stage: int) -> list[Member]:
         """Replicas of a stage that have its whole state."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from node.sim.faults import COORDINATOR, COORDINATOR_PHASES, SEAT_PHASES, Strike
+from node.sim.faults import COORDINATOR, COORDINATOR_PHASES, SEAT_PHASES, Phase, Strike
 from node.sim.nodes import NodeSpec
 from protocol.ids import Member
 from protocol.manifest import Manifest, from_mapping
@@ -27,18 +27,39 @@ class Scenario:
     strike: Strike
     duplicate: float
     reorder: float
+    takeover: str = ""
+    """Phase before which the coordinator goes, where the scenario was made for that."""
 
 
 def make_scenario(seed: int) -> Scenario:
     """Deterministic: the seed is all that it depends on."""
-    rng = random.Random(seed)
+    return _make(random.Random(seed), seed, None)
+
+
+def make_takeover(seed: int, phase: Phase) -> Scenario:
+    """The coordinator dies for good, or for others, just before it (or its seat, the first of its stage) does something of the
+    phase; every stage has another replica, and the others are a quorum."""
+    return _make(random.Random(f"{phase} {seed}"), seed, phase)
+
+
+def _make(rng: random.Random, seed: int, phase: Phase | None) -> Scenario:
     num_block_stages = rng.randint(2, 5)
     replicas = _replicas(rng, num_block_stages + 1)
+    if phase:
+        replicas = [2 if num_block_stages > 2 else rng.choice((2, 3))] * (num_block_stages + 1)
     at_step = STEPS_BEFORE + rng.randint(1, 3)
     manifest = from_mapping(_manifest(rng, num_block_stages, min(replicas), at_step + STEPS_AFTER + 3, seed))
     nodes = _nodes(rng, replicas)
     strike = _strike(rng, replicas, manifest, at_step)
-    return Scenario(seed, manifest, nodes, strike, rng.choice((0.01, 0.05, 0.2)), rng.choice((0.01, 0.05, 0.1)))
+    if phase:
+        kind = rng.choice(("crash", "crash", "restart", "freeze"))
+        for_s = {"crash": 0.0, "restart": rng.uniform(0.1, 2.0), "freeze": rng.choice((2.0, 4.0))}[
+            kind
+        ] * manifest.timing.lapse_s
+        founder = next(spec for _, spec in nodes if spec.founder)
+        stage = COORDINATOR if phase in COORDINATOR_PHASES else founder.wished_stage
+        strike = replace(strike, kind=kind, stage=stage, replica=0, phase=phase, for_s=for_s)  # type: ignore[arg-type]
+    return Scenario(seed, manifest, nodes, strike, rng.choice((0.01, 0.05, 0.2)), rng.choice((0.01, 0.05, 0.1)), phase or "")
 
 
 def _replicas(rng: random.Random, num_stages: int) -> list[int]:

@@ -38,9 +38,9 @@ class Outcome:
     most_payloads: int = 0
 
 
-def replay_command(seed: int) -> str:
+def replay_command(seed: int, takeover: str = "") -> str:
     """What a person types to see this seed again."""
-    return f"python -m node.sim --seed {seed}"
+    return f"python -m node.sim --seed {seed}" + (f" --takeover {takeover}" if takeover else "")
 
 
 def real_state(manifest: Manifest, spec: NodeSpec, address: str) -> Decider:
@@ -71,7 +71,7 @@ class Trial:
 
     def run(self) -> Outcome:
         """Live through it. Raises `BrokenError` with the seed's replay command in a note."""
-        note = f"{self.scenario.strike}; replay: {replay_command(self.scenario.seed)}"
+        note = f"{self.scenario.strike}; replay: {replay_command(self.scenario.seed, self.scenario.takeover)}"
         try:
             return self._run()
         except BrokenError as error:
@@ -103,17 +103,17 @@ class Trial:
         return next(node for node in nodes if node.frozen or (node.dead and node.exit is None))
 
     def _expectation(self, struck: SimNode) -> tuple[bool, str]:
-        """(must the swarm go on, else what survivors must say they wait for). A short freeze is no loss, and the
-        coordinator leads on after a freeze: nobody takes its place. After a long freeze of a stage's only holder
-        both may happen: it was declared lost or it was not.
+        """(must the swarm go on, else what survivors must say they wait for). A short freeze is no loss. To go on without the
+        coordinator the others need a quorum of the voters and all stages; else they go on when it thaws. After a long freeze of
+        another stage's only holder both may happen: it was declared lost or it was not.
         """
         strike, lapse_s = self.scenario.strike, self.scenario.manifest.timing.lapse_s
         if strike.kind == "freeze" and strike.for_s < 0.5 * lapse_s:
             return True, ""
-        if struck.spec.member == self.founder:
-            return (True, "") if strike.kind == "freeze" else (False, "coordinator")
         place = self.watch.place
         stages = [s for s in range(self.scenario.manifest.num_stages) if place.holders(s) == [struck.spec.member]]
+        if struck.spec.member == self.founder and (stages or not place.has_quorum_without(self.founder)):
+            return (True, "") if strike.kind == "freeze" else (False, "coordinator")
         if strike.kind == "freeze" and stages:
             return False, ""
         return not stages, f"stage {stages[0]}" if stages else ""

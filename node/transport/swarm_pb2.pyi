@@ -163,7 +163,7 @@ class RangeChunk(_message.Message):
     def __init__(self, first: _Optional[int] = ..., data: _Optional[bytes] = ..., checksum: _Optional[bytes] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("heartbeat", "wish", "goodbye", "suspect", "records_wanted", "reduce_ready", "reduced_report", "stalled", "applied_report", "evaluated", "held", "propose", "decide", "open_step", "start_reduce", "void_step", "probe", "open_evaluation", "standing", "order")
+    __slots__ = ("heartbeat", "wish", "goodbye", "suspect", "records_wanted", "reduce_ready", "reduced_report", "stalled", "applied_report", "evaluated", "held", "propose", "decide", "open_step", "start_reduce", "void_step", "probe", "open_evaluation", "standing", "order", "promise", "prepare")
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     WISH_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
@@ -184,6 +184,8 @@ class Envelope(_message.Message):
     OPEN_EVALUATION_FIELD_NUMBER: _ClassVar[int]
     STANDING_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
+    PROMISE_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_FIELD_NUMBER: _ClassVar[int]
     heartbeat: Heartbeat
     wish: Wish
     goodbye: Goodbye
@@ -204,7 +206,9 @@ class Envelope(_message.Message):
     open_evaluation: OpenEvaluation
     standing: Standing
     order: Order
-    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., wish: _Optional[_Union[Wish, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., records_wanted: _Optional[_Union[RecordsWanted, _Mapping]] = ..., reduce_ready: _Optional[_Union[ReduceReady, _Mapping]] = ..., reduced_report: _Optional[_Union[ReducedReport, _Mapping]] = ..., stalled: _Optional[_Union[Stalled, _Mapping]] = ..., applied_report: _Optional[_Union[AppliedReport, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., open_step: _Optional[_Union[OpenStep, _Mapping]] = ..., start_reduce: _Optional[_Union[StartReduce, _Mapping]] = ..., void_step: _Optional[_Union[VoidStep, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., open_evaluation: _Optional[_Union[OpenEvaluation, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., order: _Optional[_Union[Order, _Mapping]] = ...) -> None: ...
+    promise: Promise
+    prepare: Prepare
+    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., wish: _Optional[_Union[Wish, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., records_wanted: _Optional[_Union[RecordsWanted, _Mapping]] = ..., reduce_ready: _Optional[_Union[ReduceReady, _Mapping]] = ..., reduced_report: _Optional[_Union[ReducedReport, _Mapping]] = ..., stalled: _Optional[_Union[Stalled, _Mapping]] = ..., applied_report: _Optional[_Union[AppliedReport, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., open_step: _Optional[_Union[OpenStep, _Mapping]] = ..., start_reduce: _Optional[_Union[StartReduce, _Mapping]] = ..., void_step: _Optional[_Union[VoidStep, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., open_evaluation: _Optional[_Union[OpenEvaluation, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ...) -> None: ...
 
 class Header(_message.Message):
     __slots__ = ("pipe_header", "reduce_header")
@@ -472,6 +476,38 @@ class Held(_message.Message):
     record: str
     def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., record: _Optional[str] = ...) -> None: ...
 
+class Proposed(_message.Message):
+    __slots__ = ("ballot", "record", "shares")
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    ballot: Ballot
+    record: Record
+    shares: _containers.RepeatedCompositeFieldContainer[Share]
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ...) -> None: ...
+
+class Promise(_message.Message):
+    __slots__ = ("ballot", "head", "held", "decided")
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_FIELD_NUMBER: _ClassVar[int]
+    ballot: Ballot
+    head: str
+    held: _containers.RepeatedCompositeFieldContainer[Proposed]
+    decided: _containers.RepeatedCompositeFieldContainer[Proposed]
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., head: _Optional[str] = ..., held: _Optional[_Iterable[_Union[Proposed, _Mapping]]] = ..., decided: _Optional[_Iterable[_Union[Proposed, _Mapping]]] = ...) -> None: ...
+
+class Prepare(_message.Message):
+    __slots__ = ("ballot", "head", "decided")
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_FIELD_NUMBER: _ClassVar[int]
+    ballot: Ballot
+    head: str
+    decided: _containers.RepeatedCompositeFieldContainer[Proposed]
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., head: _Optional[str] = ..., decided: _Optional[_Iterable[_Union[Proposed, _Mapping]]] = ...) -> None: ...
+
 class Propose(_message.Message):
     __slots__ = ("ballot", "record", "shares")
     BALLOT_FIELD_NUMBER: _ClassVar[int]
@@ -483,14 +519,16 @@ class Propose(_message.Message):
     def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ...) -> None: ...
 
 class Decide(_message.Message):
-    __slots__ = ("ballot", "record", "shares")
+    __slots__ = ("ballot", "record", "shares", "contacts")
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
     SHARES_FIELD_NUMBER: _ClassVar[int]
+    CONTACTS_FIELD_NUMBER: _ClassVar[int]
     ballot: Ballot
     record: Record
     shares: _containers.RepeatedCompositeFieldContainer[Share]
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ...) -> None: ...
+    contacts: _containers.RepeatedCompositeFieldContainer[Contact]
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., contacts: _Optional[_Iterable[_Union[Contact, _Mapping]]] = ...) -> None: ...
 
 class SeatWork(_message.Message):
     __slots__ = ("stage", "role", "generation", "microbatches")

@@ -111,7 +111,7 @@ def test_a_misbehaving_node_is_noticed(twist: Twist, what: str) -> None:
 
 
 def test_deciding_without_a_quorum_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocol.coordinator.is_quorum", lambda *_: True)
+    monkeypatch.setattr("protocol.proposal.is_quorum", lambda *_: True)
     with pytest.raises(BrokenError, match="of the voters"):
         run_twisted(lambda command: [command])
 

@@ -91,7 +91,7 @@ def test_messages_are_plain_data() -> None:
 
 
 def test_a_broken_seed_says_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocol.coordinator.is_quorum", lambda *_: True)
+    monkeypatch.setattr("protocol.proposal.is_quorum", lambda *_: True)
     with pytest.raises(BrokenError) as caught:
         run_seed(3)
     assert replay_command(3) in "\n".join(caught.value.__notes__)

@@ -108,7 +108,7 @@ class Core:
             if s.member == me
         )
         routes = tuple(r for r in plan.routes if plan.owner[0][r.microbatch] == me.peer)
-        return self.tell(OpenStep(ballot, chain.step + 1, attempt, chain.head, work, routes, (), ()))
+        return self.tell(OpenStep(ballot, chain.step + 1, attempt, chain.head, work, routes, (), ()), ballot.peer)
 
     def route(self, microbatch: int) -> Route:
         """The assigned way of a microbatch."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from protocol.acceptor import Acceptor
+from protocol.chain import Chain
 from protocol.commands import Apply, CreateSeat, Exit, Introduce, Reduce
 from protocol.ids import Ballot, Member
 from protocol.leader import Leader
@@ -67,7 +68,7 @@ def test_a_stranger_leads_nobody(name: str, ballot: Ballot) -> None:
 
 
 def test_an_older_ballot_of_the_leader_is_fenced() -> None:
-    leader = Leader(Acceptor(), None)
+    leader = Leader(Acceptor(), Chain(a_manifest(), None), None)
     leader.learn("lead")
     leader.heard("lead", 1)
     assert leader.speaks("lead", 1, Ballot(2, "lead"))
@@ -76,7 +77,7 @@ def test_an_older_ballot_of_the_leader_is_fenced() -> None:
 
 
 def test_a_leader_in_another_life_is_another_one() -> None:
-    leader = Leader(Acceptor(), None)
+    leader = Leader(Acceptor(), Chain(a_manifest(), None), None)
     leader.learn("lead")
     leader.heard("lead", 3)
     assert leader.speaks("lead", 3, BALLOT)

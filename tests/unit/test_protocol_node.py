@@ -244,8 +244,9 @@ class Fuzz:
 
     def of(self, hint: Any, name: str = "") -> Any:
         rng, chain = self.rng, self.c.state.chain
-        if rng.random() < 0.7:
-            likely = {"parent": chain.head, "head": chain.head, "ballot": BALLOT, "attempt": 1, "microbatches": "f"}
+        if rng.random() < (0.97 if name == "ballot" else 0.7):
+            now = (self.c.state.bench.open or self.c.state).ballot
+            likely = {"parent": chain.head, "head": chain.head, "ballot": now, "attempt": 1, "microbatches": "f"}
             if name in ("step", "attempt"):
                 return chain.step + rng.choice((0, 1, 1, 2)) if name == "step" else rng.choice((1, 1, 2))
             if name in likely and (name != "microbatches" or hint is str):
@@ -271,7 +272,7 @@ class Fuzz:
         if hint is str:
             return rng.choice(PEERS if "peer" in name else BITMAPS if name == "microbatches" else TEXTS)
         if hint is Route and rng.random() < 0.7:
-            return self.c.route(rng.randrange(4)) if self.c.state.chain.seatings else Route(0, ())
+            return self.c.route(rng.randrange(4)) if is_whole(self.c) else Route(0, ())
         if hint is Member and rng.random() < 0.7:
             return Member(rng.choice(PEERS), 1)
         return self.make(hint)
@@ -310,20 +311,33 @@ def answers(rng: random.Random, c: Core, commands: list[Command]) -> list[Any]:
     return out
 
 
+def is_whole(c: Core) -> bool:
+    """Has every stage an active replica?"""
+    return not c.state.chain.empty_stages()
+
+
+def a_ballot(c: Core) -> Ballot:
+    """One that the node follows: the coordinator's, or a higher one of `lead` where another was promised meanwhile."""
+    promised = c.state.acceptor.promised
+    return c.state.ballot if promised <= c.state.ballot else Ballot(promised.term + 1, LEAD.peer)
+
+
 def one_event(rng: random.Random, c: Core, fuzz: Fuzz, kinds: list[type]) -> list[Command]:
     roll = rng.random()
     if roll < 0.1:
         return c.do(Tick({p: rng.random() * 5 for p in rng.sample(PEERS, 3)}), rng.choice((0.0, 0.25, 0.25, 5.0)))
-    if roll < 0.35 and c.state.chain.seatings:
+    if roll < 0.35 and is_whole(c):
         header = fuzz.make(PipeHeader)
         if rng.random() < 0.6:
-            header = replace(header, route=c.route(rng.randrange(4)), hop=rng.randrange(4), ballot=BALLOT)
+            header = replace(header, route=c.route(rng.randrange(4)), hop=rng.randrange(4), ballot=c.state.ballot)
+            if o := c.state.bench.open:
+                header = replace(header, ballot=o.ballot, step=o.step, attempt=o.attempt, parent=o.parent)
         sender = rng.choice(PEERS)
         if rng.random() < 0.6 and header.route.hops:
             sender = header.route.hops[(header.hop + (1 if header.kind == "backward" else -1)) % len(header.route.hops)].peer
         return c.do(PayloadArrived(sender, header, c.handle(), 8))
-    if roll < 0.45 and c.state.chain.seatings and c.state.config.member in c.state.chain.members():
-        return c.open(attempt=rng.randrange(1, 4))
+    if roll < 0.45 and is_whole(c) and c.state.config.member in c.state.chain.members():
+        return c.open(attempt=rng.randrange(1, 4), ballot=a_ballot(c))
     message: Message = fuzz.make(rng.choice(kinds))
     leading = isinstance(message, Standing | Decide)
     peer = rng.choice(PEERS[:-1])

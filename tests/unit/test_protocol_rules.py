@@ -247,7 +247,7 @@ def test_seats_of_a_stage_are_active_first_and_members_are_named_once() -> None:
 def test_two_quorums_always_share_a_voter(count: int, one: set[int], other: set[int]) -> None:
     voters = tuple(Member(f"p{i}", 1) for i in range(count))
     a, b = {voters[i] for i in one if i < count}, {voters[i] for i in other if i < count}
-    if is_quorum(a, voters, "p0") and is_quorum(b, voters, "p0"):
+    if is_quorum(a, voters) and is_quorum(b, voters):
         assert a & b
 
 
@@ -265,12 +265,12 @@ def test_two_quorums_always_share_a_voter(count: int, one: set[int], other: set[
 )
 def test_quorum(held: tuple[int, ...], count: int, enough: bool) -> None:
     voters = tuple(Member(f"p{i}", 1) for i in range(count))
-    assert is_quorum({voters[i] for i in held}, voters, "p0") == enough
+    assert is_quorum({voters[i] for i in held}, voters) == enough
 
 
 def test_another_life_of_a_voter_does_not_vote() -> None:
     voters = (Member("a", 1), Member("b", 1), Member("c", 1))
-    assert not is_quorum({Member("a", 1), Member("b", 2), Member("x", 1)}, voters, "a")
+    assert not is_quorum({Member("a", 1), Member("b", 2), Member("x", 1)}, voters)
 
 
 def test_voters_are_spread_over_the_stages() -> None:

@@ -1,0 +1,235 @@
+"""When the coordinator is gone: who stands for its role, who promises what to whom, and when the role is won.
+
+Only voters stand, in an order that all of them know (`ranks`), each a little later than the one before it. A voter promises if
+the coordinator is silent at it too, or if the coordinator itself asks under a higher ballot. Who was refused keeps asking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from protocol.acceptor import Acceptor
+from protocol.candidate import Candidate
+from protocol.chain import Chain
+from protocol.commands import Command, Note, Say, SendMessage
+from protocol.ids import NO_BALLOT, Ballot, Member, PeerId
+from protocol.leader import MAX_TERM_AHEAD, Leader
+from protocol.manifest import Manifest
+from protocol.messages import Decide, Held, Message, Prepare, Promise, Proposed, Standing
+from protocol.proposal import Proposal
+from protocol.view import View
+
+BACKOFF_S = 0.3
+BACKOFF_HEARTBEATS = 0.3
+PATIENCE_HEARTBEATS = 2.0
+"""How long one that promised, or that heard of a rival, leaves the field to the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Succession:
+    """What a new coordinator has from the one before, and its ballot."""
+
+    ballot: Ballot
+    peer: PeerId
+    promised: tuple[PeerId, ...]
+    validation: tuple[int, float]
+    paused: bool
+
+
+def ranks(chain: Chain, num_stages: int) -> list[Member]:
+    """Voters with a seat, in the order in which they stand: active holders of stage 0 first, then of S1, of S_N, the rest, each
+    by id."""
+    order = {0: 0, 1: 1, num_stages - 1: 2}
+    best: dict[Member, int] = {}
+    for seating in chain.seatings:
+        place = order.get(seating.stage, 3) if seating.role == "active" else 3
+        best[seating.member] = min(place, best.get(seating.member, 3))
+    return sorted((m for m in chain.voters if m in best), key=lambda m: (best[m], m))
+
+
+class Takeover:
+    """See the module. `leading`: this node coordinates. `won`: it has just won the role; the owner takes note and clears it.
+    `learn` appends a decided record to the chain if it fits, with all that follows from it."""
+
+    def __init__(self, me: Member, manifest: Manifest, chain: Chain, view: View, leader: Leader, acceptor: Acceptor) -> None:
+        self.candidate: Candidate | None = None
+        self.leading = leader.peer == me.peer
+        self.won: Candidate | None = None
+        self.learn: Callable[[Proposed, float], None] = lambda _record, _now: None
+        self._me, self._beat_s, self._num_stages = me, manifest.timing.heartbeat_s, manifest.num_stages
+        self._chain, self._view, self._leader, self._acceptor = chain, view, leader, acceptor
+        self.before: PeerId = ""
+        """Who coordinated when this node last stood for the role; '' if that was this node itself."""
+        self._highest = NO_BALLOT
+        self._gone_at: float | None = None
+        self._rival_at: float | None = None
+        self._not_before = 0.0
+        self._out: list[Command] = []
+
+    def take(self) -> list[Command]:
+        """Commands made since the last call."""
+        out, self._out = self._out, []
+        return out
+
+    def is_gone(self, now: float) -> bool:
+        """Is the coordinator that this node followed no coordinator any more, as far as it can tell?"""
+        leader = self._leader
+        if leader.peer == self._me.peer:
+            return not self.leading
+        return bool(leader.peer) and (leader.restarted or self._view.lapsed(leader.peer, now))
+
+    def why_gone(self, now: float) -> str:
+        """For people; '' while the coordinator is heard."""
+        if self._leader.restarted:
+            return "was restarted and leads no more"
+        if not self._view.lapsed(self._leader.peer, now):
+            return ""
+        alone = self._holds_alone(self._leader.peer)
+        how = "it comes back: no other node holds its stage" if alone else "it comes back or the voters follow another"
+        return f"is not heard; the run goes on when {how}"
+
+    def succession(self, validation: tuple[int, float], standing: Standing | None) -> Succession:
+        """What the coordinator that this node has become begins with; `standing` is the last one that was heard."""
+        won, self.won = self.won, None
+        assert won, "who leads has won"
+        promised = tuple(m.peer for m in won.promises if m != self._me)
+        return Succession(won.ballot, self.before, promised, validation, standing is not None and standing.phase == "paused")
+
+    # ---- what others say ----
+
+    def saw(self, ballot: Ballot, now: float) -> None:
+        """Somebody on the roster serves this ballot. A coordinator below it cannot go on, and asks again under a higher one
+        unless it hears in time from one that has taken over."""
+        if self.candidate and ballot == self.candidate.ballot:
+            return
+        known = max(self._acceptor.promised, self._leader.ballot)
+        if ballot <= self._highest or ballot.term > known.term + MAX_TERM_AHEAD:
+            return
+        self._highest = ballot
+        if ballot > known and self._rival_at is None:
+            self._rival_at = now
+
+    def on_prepare(self, sender: Member, asked: Prepare, now: float) -> bool:
+        """A candidate asks. False if it is refused, and should hear which ballot is served here."""
+        if asked.ballot.peer != sender.peer or self._chain.member_of(sender.peer) != sender:
+            return False
+        if sender != self._me:
+            self.saw(asked.ballot, now)
+        lets_go = sender.peer in (self._leader.peer, self._me.peer) or self.is_gone(now)
+        if asked.ballot.term > self._acceptor.promised.term + MAX_TERM_AHEAD or not lets_go:
+            return False
+        if not self._acceptor.grant(asked.ballot, sender):
+            return False
+        if sender != self._me:
+            self._yield(now)
+        for told in asked.decided:
+            self.learn(told, now)
+        self._send(sender.peer, self._acceptor.promise(asked, self._chain))
+        return True
+
+    def _yield(self, now: float) -> None:
+        self.candidate, self._rival_at = None, None
+        self._not_before = now + PATIENCE_HEARTBEATS * self._beat_s
+
+    def on_promise(self, voter: Member, promise: Promise, now: float) -> None:
+        """A voter promised, and tells what it knows and this node does not."""
+        if self.candidate and promise.ballot == self.candidate.ballot and self._chain.member_of(voter.peer) == voter:
+            for told in self.candidate.on_promise(voter, promise):
+                self.learn(told, now)
+            self._go_on(now)
+
+    def on_held(self, voter: Member, message: Held, now: float) -> None:
+        """A voter holds what was left behind and proposed again."""
+        if self.candidate:
+            self.candidate.on_held(voter, message)
+            self._go_on(now)
+
+    def followed(self) -> None:
+        """A coordinator has spoken, under the highest ballot seen here; who stood under a lower one stands no more."""
+        if self._leader.peer != self._me.peer:
+            self._rival_at = self._gone_at = self.candidate = None
+            self.leading = False
+
+    # ---- time ----
+
+    def on_tick(self, now: float) -> None:
+        """Stand when it is this node's turn; ask again those that have not answered."""
+        if self.leading:
+            if self._rival_at is not None and now - self._rival_at > PATIENCE_HEARTBEATS * self._beat_s:
+                self.leading, self.before = False, ""
+                self._stand(now)
+            return
+        if not self.is_gone(now):
+            self._gone_at, self.candidate = None, None
+            return
+        if self._gone_at is None:
+            self._gone_at = now
+        order = ranks(self._chain, self._num_stages)
+        if self._me not in order or self._holds_alone(self._leader.peer):
+            return
+        waits = min(BACKOFF_S, BACKOFF_HEARTBEATS * self._beat_s)
+        left = [m for m in order if m.peer != self._leader.peer or m == self._me]
+        due = max(self._gone_at, self._not_before) + waits * left.index(self._me)
+        outbid = self.candidate is None or self._highest.term >= self.candidate.ballot.term
+        if now < due and outbid:
+            return
+        if outbid:
+            self._not_before = now + PATIENCE_HEARTBEATS * self._beat_s
+            self._stand(now)
+        else:
+            self._ask()
+
+    def _holds_alone(self, peer: PeerId) -> bool:
+        """Does no other node hold one of the peer's stages? Nothing could go on without it (a lost stage stays lost in this
+        version), and while it is on the roster the run goes on when it comes back."""
+        if peer == self._me.peer:
+            return False
+        others = {s.stage for s in self._chain.seatings if s.member.peer != peer and s.role != "learner"}
+        return any(s.stage not in others for s in self._chain.seatings if s.member.peer == peer)
+
+    def _stand(self, now: float) -> None:
+        term = 1 + max(self._acceptor.promised.term, self._leader.ballot.term, self._highest.term)
+        self._rival_at = None
+        if self._leader.peer != self._me.peer:
+            self.before = self._leader.peer
+        self.candidate = Candidate(Ballot(term, self._me.peer), self._chain)
+        self._out.append(Note("candidate", {"term": term, "step": self._chain.step}))
+        self._ask()
+
+    def _ask(self) -> None:
+        assert self.candidate, "only a candidate asks"
+        proposal = self.candidate.proposal
+        for voter in self._chain.voters:
+            if proposal is None:
+                self._send(voter.peer, self.candidate.prepare(voter))
+            elif voter not in proposal.held:
+                self._send(voter.peer, proposal.ask())
+        promised, voters = self.candidate.num_promised, len(self._chain.voters)
+        silent = self._leader.peer[-8:]
+        self._out.append(
+            Say(f"waiting: the coordinator {silent} is gone; {promised} of {voters} voters promise to follow this node")
+        )
+
+    def _go_on(self, now: float) -> None:
+        """Do what follows from the newest promise or vote."""
+        candidate = self.candidate
+        assert candidate, "only a candidate goes on"
+        before, head = candidate.proposal, self._chain.head
+        decided = candidate.advance()
+        while decided:
+            self._decide(decided, now)
+            decided = candidate.advance()
+        if candidate.has_won:
+            self.candidate, self.won, self.leading, self._gone_at = None, candidate, True, None
+        elif self._chain.head != head or candidate.proposal is not before:
+            self._ask()
+
+    def _decide(self, proposal: Proposal, now: float) -> None:
+        for member in self._chain.members():
+            if member != self._me:
+                self._send(member.peer, Decide(proposal.ballot, proposal.record, proposal.shares))
+        self.learn(Proposed(proposal.ballot, proposal.record, proposal.shares), now)
+
+    def _send(self, peer: PeerId, message: Message) -> None:
+        self._out.append(SendMessage(peer, message))

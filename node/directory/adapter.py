@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -227,10 +227,21 @@ class HivemindDirectory:
         self._daemon = await Daemon.start(config, self._on_death)
         try:
             async with asyncio.timeout(self._config.start_timeout_s):
-                with owning(self._their_tasks):
-                    await self._attach()
+                await self._while_alive(self._attach())
         except (OSError, EOFError, TimeoutError) as error:
             raise UnusableError(CANNOT_REACH, f"p2pd, the network process of the directory, broke: {error}") from None
+
+    async def _while_alive(self, action: Coroutine[Any, Any, object]) -> None:
+        """Await what needs the daemon. `EOFError` as soon as it dies: hivemind itself would go on waiting for its answer."""
+        assert self._daemon is not None, "the daemon is started first"
+        try:
+            async with asyncio.TaskGroup() as group:
+                watch = group.create_task(self._daemon.death(), name="death of p2pd")
+                with owning(self._their_tasks):
+                    await action
+                watch.cancel()
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
 
     async def _attach(self) -> None:
         assert self._daemon is not None, "the daemon is started first"
@@ -307,13 +318,13 @@ class HivemindDirectory:
                 "look for what kills it (memory?) and start again",
             )
         await self._tear_down()
+        known = [*self._config.initial_peers, *self._remembered.values()]
         try:
             await self._bring_up()
-        except UnusableError as error:
+            await self._while_alive(self._entrance.redial(self._node, known))
+        except (UnusableError, EOFError) as error:
             self._failure = str(error)
             return False
-        with owning(self._their_tasks):
-            await self._entrance.redial(self._node, [*self._config.initial_peers, *self._remembered.values()])
         return self._daemon is not None and self._daemon.alive
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import NoReturn, cast
 
 from node.ports import UnusableError
 from protocol.addresses import Multiaddress
@@ -62,6 +62,7 @@ class Daemon(asyncio.SubprocessProtocol):
         loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = loop.create_future()
         self._gone: asyncio.Future[None] = loop.create_future()
+        self._ended = asyncio.Event()
 
     @classmethod
     async def start(cls, config: DaemonConfig, on_death: Callable[[str], None]) -> Daemon:
@@ -96,6 +97,11 @@ class Daemon(asyncio.SubprocessProtocol):
         """Process id."""
         assert self._transport is not None, "the daemon was never started"
         return self._transport.get_pid()
+
+    async def death(self) -> NoReturn:
+        """Raises `EOFError` when the process has ended."""
+        await self._ended.wait()
+        raise EOFError("p2pd died")
 
     async def stop(self) -> None:
         """Kill it (it keeps nothing on disk) and wait until it is gone; remove the control socket."""
@@ -140,6 +146,7 @@ class Daemon(asyncio.SubprocessProtocol):
             self._line(line.decode("utf-8", "replace").strip()[:1000])
 
     def process_exited(self) -> None:
+        self._ended.set()
         if not self._ready.done():
             why = self.last_line or "it said nothing"
             self._ready.set_exception(

@@ -287,7 +287,7 @@ class _Node:
         founder = self._source.manifest_file is not None
         state = NodeState(NodeConfig(manifest, home.member, settings.name, network.address, founder, stage))
         ports = Ports(self._clock, network.directory, network.transport, executor, self._pool, sink)
-        runtime = Runtime(ports, state, network.http.address, self._desk.verify, self._observers())
+        runtime = Runtime(ports, state, network.http.address, self._desk.verify, self._observers(tokens))
         network.transport.tune(chunk_bytes=manifest.wire.chunk_bytes, max_payload_bytes=_max_payload_bytes(manifest))
         network.directory.num_stages = manifest.num_stages
         self._shelf.fill(state, executor)
@@ -307,13 +307,14 @@ class _Node:
             raise UnusableError(end.code, end.sentence)
         return end.code
 
-    def _observers(self) -> Observers:
+    def _observers(self, tokens: LazyTokens) -> Observers:
         metrics = self._desk.metrics
 
         def on_command(command: Command) -> None:
             metrics.observe_command(command)
             self._screen.observe_command(command)
             if isinstance(command, Note) and command.type == "granted" and command.fields["stage"] == 0:
+                tokens.expect()
                 self._needs_data.set()
 
         def on_lag(seconds: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from protocol.ids import PeerId
 from protocol.messages import Hop, Route
@@ -86,7 +87,7 @@ def _route(microbatch: int, owner: Sequence[Sequence[PeerId]], swapped: bool) ->
 def _links(routes: Sequence[Route]) -> dict[PeerId, tuple[PeerId, ...]]:
     uses: dict[PeerId, Counter[PeerId]] = {}
     for route in routes:
-        for a, b in zip(route.hops, route.hops[1:], strict=False):
+        for a, b in pairwise(route.hops):
             if a.peer != b.peer:
                 uses.setdefault(a.peer, Counter())[b.peer] += 1
                 uses.setdefault(b.peer, Counter())[a.peer] += 1

@@ -20,7 +20,7 @@ GetBlob = Callable[[Contact, str, int], Awaitable[bytes]]
 class LazyTokens:
     """A `TokenSource`. Raises `UnusableError` at the first use where the data are not usable.
 
-    While shards are on their way from peers (`fetch`), a use waits for them: it is made on the computation's thread.
+    While shards are expected from peers (`expect`, then `fetch`), a use waits for them: it is made on the computation's thread.
     """
 
     def __init__(self, manifest: Manifest, blobs: BlobFiles) -> None:
@@ -36,9 +36,13 @@ class LazyTokens:
             self._store = open_token_store(self._manifest, self._blobs)
         return self._store
 
+    def expect(self) -> None:
+        """A `fetch` follows: the first use may come before it has begun."""
+        self._here.clear()
+
     async def fetch(self, peers: Iterable[Contact], get: GetBlob) -> list[str]:
         """Bring what no local path has from these peers. Returns a sentence for each failure."""
-        self._here.clear()
+        self.expect()
         try:
             return await bring_shards(self._manifest, self._blobs, peers, get)
         finally:

@@ -319,7 +319,7 @@ async def test_a_bad_record_does_not_hide_those_beside_it(swarm: RealSwarm) -> N
     await a.close()
     b = await swarm.start("b", initial_peers=(stranger,))
     assert await b.leases() == [claim]
-    assert b.malformed >= 1, "a search may meet the junk more than once"
+    assert b.malformed in (1, 2), "met by the search, and once more where the stranger hands its records to a newcomer"
 
 
 async def test_split_halves_meet_by_redialling(swarm: RealSwarm) -> None:

@@ -50,6 +50,20 @@ async def test_a_use_waits_for_what_is_on_its_way(manifest: Manifest, tmp_path: 
     assert [text.split()[0] for text in coming.result()] == ["bad"]
 
 
+async def test_a_use_before_the_fetch_has_begun_waits_too(manifest: Manifest, tmp_path: Path) -> None:
+    """As when the first microbatch comes while the directory is still asked who is there."""
+    gate = threading.Event()
+    gate.set()
+    tokens = LazyTokens(manifest, BlobFiles(tmp_path))
+    tokens.expect()
+    async with asyncio.TaskGroup() as group:
+        used = group.create_task(asyncio.to_thread(tokens.microbatch, 1, 0))
+        done, _ = await asyncio.wait({used}, timeout=0.2)
+        assert not done, "it did not wait"
+        await tokens.fetch([Contact("b", "good")], serving(gate))
+    assert len(used.result()) == manifest.batch.microbatch_samples
+
+
 def test_nobody_has_it(manifest: Manifest, tmp_path: Path) -> None:
     with pytest.raises(UnusableError, match="is missing"):
         LazyTokens(manifest, BlobFiles(tmp_path)).microbatch(1, 0)

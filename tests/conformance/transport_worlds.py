@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -93,7 +94,7 @@ def beat(number: int) -> Heartbeat:
     return Heartbeat(1, Ballot(1, "c"), "head", number, 1)
 
 
-class World:
+class World(ABC):
     """Makes nodes, and puts an end to them."""
 
     real: bool
@@ -124,8 +125,9 @@ class World:
         self.nodes.append(node)
         return node
 
+    @abstractmethod
     async def start(self, config: TransportConfig, pool: HandlePool, hooks: Hooks) -> Any:
-        raise NotImplementedError
+        """A listening transport."""
 
     def slow(self) -> None:
         """From now on payloads pass at `SLOW_BYTES_S`."""
@@ -143,17 +145,17 @@ class World:
         """As if its process had died; what it held is gone."""
         await node.transport.close()
 
+    @abstractmethod
     async def stop_reading(self, node: Node) -> None:
         """As if its process had been stopped."""
-        raise NotImplementedError
 
+    @abstractmethod
     def dead_address(self) -> str:
         """Nobody listens there, and the machine says so."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def silent_address(self) -> str:
         """Nothing ever comes from there."""
-        raise NotImplementedError
 
 
 class MemoryWorld(World):

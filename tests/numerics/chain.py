@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -78,7 +79,7 @@ async def reduce(manifest: Manifest, replicas: Sequence[TorchExecutor], stage: i
         return (await replicas[0].reduced(stage))[1]
     size = (await replicas[0].info(stage)).num_elements
     bounds = [size * i // len(replicas) for i in range(len(replicas) + 1)]
-    for owner, first, end in zip(replicas, bounds, bounds[1:], strict=False):
+    for owner, (first, end) in zip(replicas, pairwise(bounds), strict=True):
         parts = [await replica.gradient_range(stage, first, end - first) for replica in replicas]
         total = await owner.sum_range(stage, first, parts)
         for replica in replicas:

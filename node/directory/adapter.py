@@ -14,7 +14,7 @@ from typing import Any
 
 from node.directory.daemon import BAD_USE, CANNOT_REACH, Daemon, DaemonConfig
 from node.directory.entrance import Entrance
-from node.directory.library import DHTID, attach, create_node, end_tasks, owning, p2pd_path
+from node.directory.library import DHTID, Belongings, attach, create_node, end, owning, p2pd_path
 from node.directory.validator import LeaseValidator, peer_of
 from node.identity import Identity
 from node.leases import MAX_STAGES, all_keys, following, from_record, keys_of, newest, to_record
@@ -76,7 +76,7 @@ class HivemindDirectory:
         self._validator = LeaseValidator(config.run_digest, config.identity.key, config.wall)
         self._entrance = Entrance(self.peer, config.wall, config.bootstrap_timeout_s, config.call_timeout_s)
         self._node_id = DHTID.generate()
-        self._their_tasks: set[asyncio.Task[Any]] = set()
+        self._theirs = Belongings()
         self._node: Any = None
         self._p2p: Any = None
         self._daemon: Daemon | None = None
@@ -100,7 +100,7 @@ class HivemindDirectory:
         directory = cls(config, tasks)
         try:
             await directory._bring_up()
-            with owning(directory._their_tasks):
+            with owning(directory._theirs):
                 await directory._entrance.enter(directory._node, config.initial_peers)
             await directory._remember()
             if directory._daemon is None or not directory._daemon.alive:
@@ -153,7 +153,7 @@ class HivemindDirectory:
             connected = await self._remember()
             targets = [*self._config.initial_peers, *self._remembered.values()]
             missing = [text for text in dict.fromkeys(targets) if text.rpartition("/")[2].strip() not in connected]
-            with owning(self._their_tasks):
+            with owning(self._theirs):
                 await self._entrance.redial(self._node, missing)
         return list(self._remembered.values())
 
@@ -174,7 +174,7 @@ class HivemindDirectory:
         try:
             async with asyncio.timeout(self._config.call_timeout_s):
                 await self._up.wait()
-                with owning(self._their_tasks):
+                with owning(self._theirs):
                     taken = await self._node.store_many(
                         keys, [record] * len(keys), lease.expires, subkeys=[self._validator.subkey] * len(keys)
                     )
@@ -196,7 +196,7 @@ class HivemindDirectory:
         try:
             async with asyncio.timeout(self._config.call_timeout_s):
                 await self._up.wait()
-                with owning(self._their_tasks):
+                with owning(self._theirs):
                     futures = await self._node.get_many(keys, sufficient_expiration_time=math.nan, return_futures=True)
                 await asyncio.wait(futures.values())
         except TimeoutError:
@@ -237,7 +237,7 @@ class HivemindDirectory:
         try:
             async with asyncio.TaskGroup() as group:
                 watch = group.create_task(self._daemon.death(), name="death of p2pd")
-                with owning(self._their_tasks):
+                with owning(self._theirs):
                     await action
                 watch.cancel()
         except BaseExceptionGroup as errors:
@@ -267,7 +267,7 @@ class HivemindDirectory:
             self._node.is_alive = False
         if self._p2p is not None:
             await self._p2p.shutdown()
-        await end_tasks(self._their_tasks)
+        await end(self._theirs)
 
     async def _remember(self) -> set[str]:
         """Peers that are connected now."""

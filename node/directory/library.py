@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ with warnings.catch_warnings():
 __all__ = [
     "DHTID",
     "P2P",
+    "Belongings",
     "BytesWithPublicKey",
     "CompositeValidator",
     "DHTNode",
@@ -63,7 +65,7 @@ __all__ = [
     "attach",
     "connect",
     "create_node",
-    "end_tasks",
+    "end",
     "owning",
     "p2pd_path",
     "pydantic_v1",
@@ -92,13 +94,22 @@ def _tame_logging() -> None:
 _tame_logging()
 
 
-# ---- tasks
+# ---- tasks and connections
 
-_owner: ContextVar[set[asyncio.Task[Any]] | None] = ContextVar("owner of hivemind's tasks", default=None)
+
+@dataclass(slots=True)
+class Belongings:
+    """Tasks that hivemind started and dropped, and its connections to p2pd, which it leaves open where a call is cancelled."""
+
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    writers: set[asyncio.StreamWriter] = field(default_factory=set)
+
+
+_owner: ContextVar[Belongings | None] = ContextVar("owner of what hivemind starts and opens", default=None)
 
 
 class _Asyncio:
-    """asyncio as hivemind's modules see it: a task belongs to whoever called in, and so do the tasks that it starts."""
+    """asyncio as hivemind's modules see it: a task or connection belongs to whoever called in, and so does what it makes."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(asyncio, name)
@@ -106,12 +117,20 @@ class _Asyncio:
     @staticmethod
     def create_task(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(coroutine, name=f"hivemind {getattr(coroutine, '__qualname__', '')}")
-        tasks = _owner.get()
-        if tasks is not None:
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+        owner = _owner.get()
+        if owner is not None:
+            owner.tasks.add(task)
+            task.add_done_callback(owner.tasks.discard)
             task.add_done_callback(_look_at)
         return task
+
+    @staticmethod
+    async def open_unix_connection(path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_unix_connection(path)
+        owner = _owner.get()
+        if owner is not None:
+            owner.writers = {known for known in owner.writers if not known.transport.is_closing()} | {writer}
+        return reader, writer
 
 
 def _look_at(task: asyncio.Task[Any]) -> None:
@@ -130,24 +149,28 @@ for _module in (
 
 
 @contextmanager
-def owning(tasks: set[asyncio.Task[Any]]) -> Iterator[None]:
-    """Tasks that hivemind starts inside the block, directly or later on, are in `tasks` until they are done."""
-    token = _owner.set(tasks)
+def owning(belongings: Belongings) -> Iterator[None]:
+    """What hivemind starts or opens inside the block, directly or later on, is in `belongings` until it is done or closed."""
+    token = _owner.set(belongings)
     try:
         yield
     finally:
         _owner.reset(token)
 
 
-async def end_tasks(tasks: set[asyncio.Task[Any]], timeout_s: float = 3.0) -> None:
-    """Cancel and await what is left of them."""
-    while tasks:
-        for task in tasks:
+async def end(belongings: Belongings, timeout_s: float = 3.0) -> None:
+    """Cancel and await the tasks that are left, then break the connections."""
+    while belongings.tasks:
+        for task in belongings.tasks:
             task.cancel()
-        _, pending = await asyncio.wait(set(tasks), timeout=timeout_s)
+        _, pending = await asyncio.wait(set(belongings.tasks), timeout=timeout_s)
         if pending:
             _log.warning("%d tasks do not end: %s", len(pending), sorted(task.get_name() for task in pending))
-            return
+            break
+    for writer in belongings.writers:
+        writer.transport.abort()
+    belongings.writers.clear()
+    await asyncio.sleep(0)  # a broken connection closes its socket in the loop's next round
 
 
 # ---- the daemon and the node

@@ -146,19 +146,19 @@ class RealSwarm:
             return self._stranger
         from node.directory.daemon import Daemon, DaemonConfig
         from node.directory.entrance import Entrance
-        from node.directory.library import DHTNode, attach, end_tasks, owning, p2pd_path
+        from node.directory.library import Belongings, DHTNode, attach, end, owning, p2pd_path
         from protocol.addresses import parse_multiaddress
 
-        identity, tasks = self.identity("stranger"), set[asyncio.Task[Any]]()
+        identity, theirs = self.identity("stranger"), Belongings()
         listen = parse_multiaddress("/ip4/127.0.0.1/tcp/0")
         config = DaemonConfig(p2pd_path(), identity.path, listen, (), identity.path.parent, 60.0)
         daemon = await Daemon.start(config, lambda line: None)
-        with owning(tasks):
+        with owning(theirs):
             p2p = await attach(daemon.socket)
             await p2p._ping_daemon()
             node = await DHTNode.create(p2p=p2p)
             await Entrance(identity.peer, time.time, 10.0).enter(node, self.entrance)
-        for leave in (lambda: end_tasks(tasks), p2p.shutdown, daemon.stop):
+        for leave in (lambda: end(theirs), p2p.shutdown, daemon.stop):
             self.stack.push_async_callback(leave)
         self._stranger = node
         return node

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
+from node.cli import node_commands
 from node.cli.main import app, main
+from node.config import NodeSettings
 from node.manifest_file import loads
 from node.ports import PeerError, UnusableError
 
@@ -32,6 +37,13 @@ def test_help_of_every_command(words: tuple[str, ...], capsys: pytest.CaptureFix
     shown = capsys.readouterr()
     assert f"regrow {' '.join(words)}" in shown.out
     assert shown.err == ""
+
+
+@pytest.mark.parametrize("command", [node_commands.start, node_commands.join, node_commands.show_config])
+def test_every_setting_is_an_option_of_every_command_that_takes_settings(command: Callable[..., int]) -> None:
+    """The three signatures are written out; none may lack a setting that another one has."""
+    settings = {field.name for field in fields(NodeSettings)} - {"json"} | {"as_json", "config"}
+    assert set(signature(command).parameters) - {"manifest", "invite"} == settings
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

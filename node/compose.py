@@ -7,7 +7,6 @@ data, executor, decisions. Closing goes the other way round, each part within a 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 from collections.abc import Awaitable, Callable
@@ -31,8 +30,9 @@ from node.http import HttpServer
 from node.identity import Identity, StateLock, double_start_error, find_double, load_or_create, next_incarnation
 from node.keys import OrganiserKey
 from node.manifest_file import load
+from node.newcomer import Newcomer
 from node.payloads import HandlePool
-from node.ports import Lease, PeerError, UnusableError
+from node.ports import Lease, UnusableError
 from node.reach import announced
 from node.reduce import PIECE_ELEMENTS
 from node.running import FILE_NAME as RUNNING_FILE
@@ -58,9 +58,6 @@ if TYPE_CHECKING:
 
 ORGANISER_FILE = "organiser.key"
 REDIAL_S = 60.0
-FETCH_AGAIN_S = 1.0
-NEWCOMER_LEASE_S = 15.0
-"""Validity of the leases of a node that does not know its run's own yet."""
 CLOSE_S = 4.0
 log = logging.getLogger(__name__)
 
@@ -136,7 +133,6 @@ class _Node:
         self._refused: asyncio.Future[None] | None = None
         self._helpers: list[asyncio.Task[None]] = []
         self._needs_data = asyncio.Event()
-        self._is_shown = asyncio.Event()
 
     async def run(self) -> int:
         """From the state directory to the last closed socket."""
@@ -174,39 +170,17 @@ class _Node:
     async def _join(self, home: _Home, invite: Invite, group: asyncio.TaskGroup, stack: AsyncExitStack) -> int:
         run = _Run(invite.run_id, invite.manifest_digest, invite.addresses)
         network = await self._open_network(home, run, group, stack)
-        lease = group.create_task(self._show_newcomer(home, network), name="the newcomer's lease")
-        manifest, leases = await self._fetched_manifest(invite, network)
+        m, http = home.member, network.http.address
+        claim = Lease(m.peer, m.incarnation, self._settings.name, network.address, http, (), 0, False, False, expires=0.0)
+        newcomer = Newcomer(claim, network.directory, network.asker, self._clock, self._screen.say)
+        shown = group.create_task(newcomer.show(), name="the newcomer's lease")
+        manifest, leases = await newcomer.manifest(invite)
         tokens = LazyTokens(manifest, self._blobs)
         if self._settings.stage == 0:
             await _fetch(tokens, leases, network.asker)
             tokens.open()
-        lease.cancel()
+        shown.cancel()
         return await self._live(home, manifest, network, tokens, group, stack)
-
-    async def _show_newcomer(self, home: _Home, network: _Network) -> None:
-        """Peers answer only whom they find in the directory, so a node stands there before it asks for the manifest."""
-        m, name, http = home.member, self._settings.name, network.http.address
-        while True:
-            expires = self._clock.wall() + NEWCOMER_LEASE_S
-            lease = Lease(m.peer, m.incarnation, name, network.address, http, (), 0, False, False, expires)
-            await network.directory.publish(lease)
-            self._is_shown.set()
-            await self._clock.sleep(NEWCOMER_LEASE_S / 3)
-
-    async def _fetched_manifest(self, invite: Invite, network: _Network) -> tuple[Manifest, list[Lease]]:
-        """From any peer of the run, checked against the invite's digest; waits until one is there."""
-        await self._is_shown.wait()
-        while True:
-            leases = [x for x in await network.directory.leases() if not x.leaving and x.peer != network.directory.peer]
-            for lease in leases:
-                try:
-                    found = await network.asker.manifest(Contact(lease.peer, lease.address), invite.manifest_digest)
-                    return from_mapping(json.loads(found)), leases
-                except (PeerError, ValueError) as error:
-                    self._screen.say(f"peer {lease.peer[-8:]} does not give the manifest: {error}")
-            if not leases:
-                self._screen.say("waiting for a peer of the run")
-            await self._clock.sleep(FETCH_AGAIN_S)
 
     # ---- the network ----
 

@@ -1,0 +1,60 @@
+"""A node that has an invite and does not know the run yet: it shows itself, then asks who is there for the manifest."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Protocol
+
+from node.ports import Clock, Directory, Lease, PeerError
+from protocol.invite import Invite
+from protocol.manifest import Manifest, from_mapping
+from protocol.messages import Contact
+
+LEASE_S = 15.0
+ASK_AGAIN_S = 1.0
+
+
+class Asks(Protocol):
+    """How a peer is asked."""
+
+    async def manifest(self, peer: Contact, digest: str) -> bytes:
+        """The canonical manifest with this digest. Raises `PeerError`."""
+
+
+class Newcomer:
+    """`lease` is what it claims: no stage, and not to coordinate; the expiry is set with each renewal."""
+
+    def __init__(self, lease: Lease, directory: Directory, asks: Asks, clock: Clock, say: Callable[[str], None]) -> None:
+        self._lease, self._directory, self._asks, self._clock, self._say = lease, directory, asks, clock, say
+        self._is_shown = asyncio.Event()
+
+    async def show(self) -> None:
+        """Renew the lease until cancelled. Peers answer only whom they find in the directory, so this comes first."""
+        while True:
+            await self._directory.publish(replace(self._lease, expires=self._clock.wall() + LEASE_S))
+            self._is_shown.set()
+            await self._clock.sleep(LEASE_S / 3)
+
+    async def manifest(self, invite: Invite) -> tuple[Manifest, list[Lease]]:
+        """The run's manifest, checked against the invite's digest, and who was there; waits until somebody gives it."""
+        await self._is_shown.wait()
+        while True:
+            leases = [x for x in await self._directory.leases() if not x.leaving and x.peer != self._lease.peer]
+            found = await self._first_manifest(leases, invite)
+            if found is not None:
+                return found, leases
+            if not leases:
+                self._say("waiting for a peer of the run")
+            await self._clock.sleep(ASK_AGAIN_S)
+
+    async def _first_manifest(self, leases: Iterable[Lease], invite: Invite) -> Manifest | None:
+        for lease in leases:
+            try:
+                found = await self._asks.manifest(Contact(lease.peer, lease.address), invite.manifest_digest)
+                return from_mapping(json.loads(found))
+            except (PeerError, ValueError) as error:
+                self._say(f"peer {lease.peer[-8:]} does not give the manifest: {error}")
+        return None

@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-import json
 import logging
 import math
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import uvicorn
+from safetensors.numpy import save
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -41,25 +43,16 @@ class Weights:
     data: bytes | memoryview
     metadata: Mapping[str, str]
 
-    def header(self) -> bytes:
-        """What comes before the data in a safetensors file."""
-        entries: dict[str, Any] = {"__metadata__": dict(self.metadata)}
-        offset = 0
-        for name, shape in self.tensors:
-            end = offset + 4 * math.prod(shape)
-            entries[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [offset, end]}
-            offset = end
-        assert offset == memoryview(self.data).nbytes, f"{len(self.data)} bytes for tensors of {offset} bytes"
-        text = json.dumps(entries, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        return len(text).to_bytes(8, "little") + text
-
-    def chunks(self) -> Iterator[memoryview]:
-        """The whole file in pieces."""
-        yield memoryview(self.header())
-        data = memoryview(self.data).cast("B")
-        for start in range(0, len(data), CHUNK_BYTES):
-            yield data[start : start + CHUNK_BYTES]
+    def file(self) -> bytes:
+        """As a safetensors file. Copies the data."""
+        flat = np.frombuffer(self.data, "<f4")
+        ends = [0, *accumulate(math.prod(shape) for _, shape in self.tensors)]
+        assert ends[-1] == flat.size, f"{flat.size} elements for tensors of {ends[-1]}"
+        arrays = {
+            name: flat[first:end].reshape(shape)
+            for (name, shape), (first, end) in zip(self.tensors, pairwise(ends), strict=True)
+        }
+        return save(arrays, dict(self.metadata))
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +217,8 @@ class _Pages:
             weights = await self._from.dump(int(stage))
         except UnusableError as error:
             return _absent(str(error))
-        return StreamingResponse(_each(weights.chunks()), media_type="application/octet-stream")
+        file = await asyncio.to_thread(weights.file)
+        return StreamingResponse(_pieces(memoryview(file)), media_type="application/octet-stream")
 
     async def order(self, request: Request) -> Response:
         if self._from.order is None:
@@ -259,9 +253,9 @@ def finite(value: Any) -> Any:
     return value
 
 
-async def _each(chunks: Iterator[memoryview]) -> AsyncIterator[memoryview]:
-    for chunk in chunks:
-        yield chunk
+async def _pieces(data: memoryview) -> AsyncIterator[memoryview]:
+    for start in range(0, len(data), CHUNK_BYTES):
+        yield data[start : start + CHUNK_BYTES]
 
 
 def _absent(sentence: str) -> Response:

@@ -10,9 +10,12 @@ import socket
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import load
 
 from node.http import MAX_ORDER_BYTES, HttpServer, HttpSources, Weights
 from node.metrics import Metrics
@@ -105,7 +108,7 @@ async def test_invite_and_what_is_absent() -> None:
         assert (await ask(server, "POST /status"))[0] == 405
 
 
-async def test_dump_is_a_safetensors_file() -> None:
+async def test_dump_is_a_safetensors_file(tmp_path: Path) -> None:
     async def dump(stage: int) -> Weights:
         if stage != 1:
             raise UnusableError(2, f"this node does not hold stage {stage}")
@@ -116,12 +119,12 @@ async def test_dump_is_a_safetensors_file() -> None:
         code, _, body = await ask(server, "GET /debug/dump?stage=1")
         other = await ask(server, "GET /debug/dump?stage=2")
         bad = await ask(server, "GET /debug/dump?stage=-1")
-    size = int.from_bytes(body[:8], "little")
-    header = json.loads(body[8 : 8 + size])
-    first, last = header["b.weight"]["data_offsets"]
     assert code == 200
-    assert header["__metadata__"] == {"state_id": "s"}
-    assert struct.unpack("<f", body[8 + size + first : 8 + size + last]) == (5.0,)
+    assert {name: array.tolist() for name, array in load(body).items()} == {"a.weight": [[1, 2], [3, 4]], "b.weight": [5]}
+    path = tmp_path / "f.safetensors"
+    path.write_bytes(body)
+    with safe_open(path, framework="numpy") as file:
+        assert file.metadata() == {"state_id": "s"}
     assert (other[0], other[2]) == (404, b"this node does not hold stage 2\n")
     assert bad[0] == 400
 

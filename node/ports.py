@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from protocol.commands import Work
-from protocol.ids import PeerId
-from protocol.messages import Message, PayloadHeader
+from protocol.ids import PeerId, StateId
+from protocol.messages import Contact, Message, PayloadHeader
 
 
 class PeerError(Exception):
@@ -172,6 +172,30 @@ class StageExecutor(Protocol):
     async def create(self, stage: int) -> SeatInfo:
         """Make weights from the manifest's seed (the same bits on every machine), zero moments."""
 
+    async def blank(self, stage: int) -> SeatInfo:
+        """A seat without state yet: all zero, age 0, for a learner that fills it range by range."""
+
+    async def adopt_range(
+        self, stage: int, first: int, weights: memoryview, exp_avg: memoryview, exp_avg_sq: memoryview
+    ) -> None:
+        """Put foreign elements (little-endian f32, finite) in place. `PeerError('', reason)` if they do not fit."""
+
+    async def replay_range(self, stage: int, first: int, gradient: memoryview, update: Update, optimizer_age: int) -> None:
+        """The canonical update of a range by a foreign reduced gradient (little-endian f32); `optimizer_age` is that of the
+        state before. The range ends with the same bits as at the donor."""
+
+    async def adopted(self, stage: int, optimizer_age: int) -> SeatInfo:
+        """All ranges are of one state, of this age: sets the age and returns the digest."""
+
+    def keep_gradients(self, stage: int, count: int) -> None:
+        """Keep the last `count` reduced gradients after `apply`; 0 = none (and frees those that are kept)."""
+
+    async def export_state(self, stage: int, first: int, count: int) -> memoryview:
+        """Weights, exp_avg and exp_avg_sq of the range behind one another, of one state; a copy."""
+
+    async def export_gradient(self, stage: int, optimizer_age: int, first: int, count: int) -> memoryview | None:
+        """A range of the kept reduced gradient whose update led to that age; None if it is not kept (any more)."""
+
     async def drop(self, stage: int) -> None:
         """Forget the seat."""
 
@@ -210,6 +234,42 @@ class StageExecutor(Protocol):
 
     async def close(self) -> None:
         """Stop the compute thread; work in progress is finished first."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateRange:
+    """A range of a stage's elements as of `state_id`, little-endian f32. Of the state: weights, exp_avg, exp_avg_sq one after
+    another, all of one state. Of a gradient: the reduced one whose update led to `state_id`."""
+
+    data: bytes | bytearray | memoryview
+    state_id: StateId
+    step: int
+    optimizer_age: int
+    lr_factor: float
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateFacts:
+    """What a donor tells of the state that it holds now."""
+
+    state_id: StateId
+    step: int
+    digest: str
+    num_elements: int
+
+
+class Donors(Protocol):
+    """Asking other replicas of a stage for its state. All raise `PeerError` where the donor does not give it in time."""
+
+    async def facts(self, donor: Contact, stage: int) -> StateFacts:
+        """The donor's present state of the stage."""
+
+    async def state_range(self, donor: Contact, stage: int, first: int, count: int) -> StateRange:
+        """A range of whatever state the donor holds when it reads it."""
+
+    async def gradient_range(self, donor: Contact, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
+        """A range of the reduced gradient whose update led to `state_id`."""
 
 
 class StateStore(Protocol):

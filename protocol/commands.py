@@ -73,6 +73,29 @@ class CreateSeat:
 
 
 @dataclass(frozen=True, slots=True)
+class Learn:
+    """Copy the stage's state from its other replicas, and keep it up with the run until DropSeat or StopLearning. Outcomes:
+    LearningGoesOn now and then, Learned each time when all of it is of one state."""
+
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopLearning:
+    """The seat takes part in steps now, with the state that it has. No outcome."""
+
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeepGradients:
+    """Keep the last `count` reduced gradients of the stage after their update, for learners. No outcome."""
+
+    stage: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class DropSeat:
     """Forget the stage's state. No outcome."""
 
@@ -158,6 +181,9 @@ Command = (
     | Compute
     | Release
     | CreateSeat
+    | Learn
+    | StopLearning
+    | KeepGradients
     | DropSeat
     | Reduce
     | Apply

@@ -53,6 +53,34 @@ class SeatCreated:
 
 
 @dataclass(frozen=True, slots=True)
+class LearningGoesOn:
+    """A learner's copy has come so far. `seconds_left`: until the newest state if no step were committed meanwhile."""
+
+    stage: int
+    num_bytes: int
+    """Received so far, over all tries."""
+    total_bytes: int
+    """Of the stage's whole state."""
+    seconds_left: float
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """Every element of the stage is of `state_id` now, and the digest is the one that a donor tells for that state."""
+
+    stage: int
+    state_id: StateId
+    step: int
+    digest: str
+    optimizer_age: int
+    lr_factor: float
+    generation: int
+    donors: tuple[PeerId, ...]
+    num_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class ComputeDone:
     """A Forward or Backward ended. `handle` is what goes to the next hop (0 = nothing)."""
 
@@ -113,6 +141,8 @@ Event = (
     | MessageReceived
     | PayloadArrived
     | SeatCreated
+    | LearningGoesOn
+    | Learned
     | ComputeDone
     | Reduced
     | Applied

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from protocol.ids import Ballot, Member, PeerId, RecordId, StateId
-from protocol.records import Record, Role, Share
+from protocol.records import Record, Role, Seating, Share
 
 Phase = Literal["starting", "waiting", "training", "evaluating", "paused", "finished", "leaving"]
 PipeKind = Literal["forward", "backward", "evaluate"]
@@ -75,6 +75,14 @@ class Goodbye:
 
 
 @dataclass(frozen=True, slots=True)
+class Leave:
+    """I want to go in order: take me off the roster at the next boundary of a step. Repeated until it is done."""
+
+    member: Member
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Suspect:
     """I no longer hear this member."""
 
@@ -90,6 +98,18 @@ class RecordsWanted:
 
 
 # ---- from a seat to the coordinator ----
+
+
+@dataclass(frozen=True, slots=True)
+class Learning:
+    """How far this learner is. `state_id` and `digest` are '' while its ranges are of different states."""
+
+    ballot: Ballot
+    stage: int
+    state_id: StateId
+    digest: str
+    seconds_left: float
+    """Until the newest state, if no step were committed meanwhile, by what was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +240,22 @@ class Decide:
 
 
 @dataclass(frozen=True, slots=True)
+class Summary:
+    """Where the chain stands, for one that lacks more records than are kept: it begins here, without any state of its own."""
+
+    ballot: Ballot
+    head: RecordId
+    step: int
+    tokens: int
+    loss: float
+    """Training loss of `step`; 0 before the first commit."""
+    seatings: tuple[Seating, ...]
+    voters: tuple[Member, ...]
+    state_ids: tuple[StateId, ...]
+    contacts: tuple[Contact, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SeatWork:
     """What one seat does in a step. `microbatches` are in the order in which their gradients are accumulated."""
 
@@ -324,8 +360,10 @@ Message = (
     Heartbeat
     | Wish
     | Goodbye
+    | Leave
     | Suspect
     | RecordsWanted
+    | Learning
     | ReduceReady
     | ReducedReport
     | Stalled
@@ -336,6 +374,7 @@ Message = (
     | Prepare
     | Propose
     | Decide
+    | Summary
     | OpenStep
     | StartReduce
     | VoidStep

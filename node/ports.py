@@ -173,12 +173,13 @@ class StageExecutor(Protocol):
         """Make weights from the manifest's seed (the same bits on every machine), zero moments."""
 
     async def blank(self, stage: int) -> SeatInfo:
-        """A seat without state yet: all zero, age 0, for a learner that fills it range by range."""
+        """A seat without state yet: all zero, age 0, no digest (''), for a learner that fills it range by range."""
 
     async def adopt_range(
         self, stage: int, first: int, weights: memoryview, exp_avg: memoryview, exp_avg_sq: memoryview
     ) -> None:
-        """Put foreign elements (little-endian f32, finite) in place. `PeerError('', reason)` if they do not fit."""
+        """Put foreign elements (little-endian f32, finite) in place. `PeerError('', reason)` if they do not fit; nothing is
+        changed then."""
 
     async def replay_range(self, stage: int, first: int, gradient: memoryview, update: Update, optimizer_age: int) -> None:
         """The canonical update of a range by a foreign reduced gradient (little-endian f32); `optimizer_age` is that of the
@@ -187,11 +188,11 @@ class StageExecutor(Protocol):
     async def adopted(self, stage: int, optimizer_age: int) -> SeatInfo:
         """All ranges are of one state, of this age: sets the age and returns the digest."""
 
-    def keep_gradients(self, stage: int, count: int) -> None:
+    async def keep_gradients(self, stage: int, count: int) -> None:
         """Keep the last `count` reduced gradients after `apply`; 0 = none (and frees those that are kept)."""
 
-    async def export_state(self, stage: int, first: int, count: int) -> memoryview:
-        """Weights, exp_avg and exp_avg_sq of the range behind one another, of one state; a copy."""
+    async def export_state(self, stage: int, first: int, count: int) -> tuple[int, memoryview]:
+        """(optimizer age, weights, exp_avg and exp_avg_sq of the range behind one another), of one state; a copy."""
 
     async def export_gradient(self, stage: int, optimizer_age: int, first: int, count: int) -> memoryview | None:
         """A range of the kept reduced gradient whose update led to that age; None if it is not kept (any more)."""

@@ -51,6 +51,15 @@ def decode(payload: Payload, codec: str, shape: tuple[int, ...], device: torch.d
     return tensor.to(device)
 
 
+def decode_elements(data: memoryview, first: int, num_elements: int, device: torch.device) -> Tensor:
+    """Foreign f32 elements that begin at element `first` of a flat vector. `PeerError` with peer '' where they are none, not
+    whole, lie outside the vector or are not finite."""
+    count, rest = divmod(data.nbytes, ITEM_BYTES["f32"])
+    if rest or count < 1 or first < 0 or first + count > num_elements:
+        raise PeerError("", f"{data.nbytes} bytes at element {first} of a vector of {num_elements} elements")
+    return decode(Payload(TensorSpec("f32", (count,)), data), "f32", (count,), device)
+
+
 def _values(data: memoryview, codec: str) -> Tensor:
     if codec == "bf16":
         halves = torch.from_numpy(_writable(np.frombuffer(data, dtype=np.int16)))

@@ -8,13 +8,13 @@ from typing import TypeVar
 import torch
 
 from node.ports import ComputeResult, Payload, PeerError, SeatInfo, UnusableError, Update
-from node.stage.codec import decode, encode, raw_bytes
+from node.stage.codec import decode, decode_elements, encode, raw_bytes
 from node.stage.digest import gradient_digest, squared_norm
 from node.stage.model import skeleton
 from node.stage.passes import Passes
 from node.stage.seat import Seat
 from node.stage.tokens import TokenSource
-from node.stage.update import Vectors, scalars, update
+from node.stage.update import Vectors, runs_within, scalars, update
 from node.stage.worker import ComputeThread, Place
 from protocol.commands import Work
 from protocol.manifest import Manifest
@@ -68,13 +68,16 @@ class TorchExecutor:
 
     async def create(self, stage: int) -> SeatInfo:
         """See `node.ports.StageExecutor`; an earlier seat of the stage is replaced."""
+        return await self._run(STATE, lambda: self._create(stage, blank=False))
 
-        def create() -> SeatInfo:
-            self._seats.pop(stage, None)
-            self._seats[stage] = Seat(self._manifest, stage, self._device)
-            return self._seats[stage].info()
+    async def blank(self, stage: int) -> SeatInfo:
+        """See `node.ports.StageExecutor`; an earlier seat of the stage is replaced."""
+        return await self._run(STATE, lambda: self._create(stage, blank=True))
 
-        return await self._run(STATE, create)
+    def _create(self, stage: int, blank: bool) -> SeatInfo:
+        self._seats.pop(stage, None)
+        self._seats[stage] = Seat(self._manifest, stage, self._device, blank)
+        return self._seats[stage].info()
 
     async def drop(self, stage: int) -> None:
         """See `node.ports.StageExecutor`; without such a seat nothing happens."""
@@ -178,12 +181,85 @@ class TorchExecutor:
         return await self._run(STATE, lambda: self._apply(self._seat(stage), update))
 
     def _apply(self, seat: Seat, asked: Update) -> SeatInfo:
-        optimizer = self._manifest.optimizer
-        numbers = scalars(optimizer, asked.gradient_scale, asked.learning_rate, seat.optimizer_age + 1)
-        vectors = Vectors(seat.weights, seat.exp_avg, seat.exp_avg_sq, seat.reduced())
-        update(optimizer, vectors, seat.runs, numbers)
+        self._update(seat, 0, seat.reduced(), asked, seat.optimizer_age)
         seat.updated()
         return seat.info()
+
+    def _update(self, seat: Seat, first: int, gradient: torch.Tensor, asked: Update, age: int) -> None:
+        """The update of the elements from `first` on that makes their age `age + 1`."""
+        optimizer, of = self._manifest.optimizer, slice(first, first + len(gradient))
+        numbers = scalars(optimizer, asked.gradient_scale, asked.learning_rate, age + 1)
+        vectors = Vectors(seat.weights[of], seat.exp_avg[of], seat.exp_avg_sq[of], gradient)
+        update(optimizer, vectors, runs_within(seat.runs, first, len(gradient)), numbers)
+
+    # --- state from and for other nodes
+
+    async def adopt_range(
+        self, stage: int, first: int, weights: memoryview, exp_avg: memoryview, exp_avg_sq: memoryview
+    ) -> None:
+        """See `node.ports.StageExecutor`. All is checked before anything is changed."""
+
+        def adopt() -> None:
+            seat = self._seat(stage)
+            parts = [decode_elements(x, first, seat.num_elements, self._device) for x in (weights, exp_avg, exp_avg_sq)]
+            if len({len(part) for part in parts}) != 1:
+                raise PeerError("", f"weights and moments of {[len(part) for part in parts]} elements at element {first}")
+            if parts[2].min() < 0:
+                raise PeerError("", f"a second moment below zero at element {first} or after")
+            for vector, part in zip((seat.weights, seat.exp_avg, seat.exp_avg_sq), parts, strict=True):
+                vector[first : first + len(part)] = part
+
+        await self._run(STATE, adopt)
+
+    async def replay_range(self, stage: int, first: int, gradient: memoryview, update: Update, optimizer_age: int) -> None:
+        """See `node.ports.StageExecutor`."""
+
+        def replay() -> None:
+            seat = self._seat(stage)
+            part = decode_elements(gradient, first, seat.num_elements, self._device)
+            self._update(seat, first, part, update, optimizer_age)
+
+        await self._run(STATE, replay)
+
+    async def adopted(self, stage: int, optimizer_age: int) -> SeatInfo:
+        """See `node.ports.StageExecutor`."""
+
+        def adopted() -> SeatInfo:
+            self._seat(stage).adopted(optimizer_age)
+            return self._seat(stage).info()
+
+        return await self._run(STATE, adopted)
+
+    async def keep_gradients(self, stage: int, count: int) -> None:
+        """See `node.ports.StageExecutor`; without such a seat nothing happens."""
+
+        def keep() -> None:
+            if stage in self._seats:
+                self._seats[stage].keep_gradients(count)
+
+        await self._run(STATE, keep)
+
+    async def export_state(self, stage: int, first: int, count: int) -> tuple[int, memoryview]:
+        """See `node.ports.StageExecutor`."""
+
+        def export() -> tuple[int, memoryview]:
+            seat = self._seat(stage)
+            _check_range(seat, first, count)
+            parts = [x[first : first + count] for x in (seat.weights, seat.exp_avg, seat.exp_avg_sq)]
+            return seat.optimizer_age, raw_bytes(torch.cat(parts))
+
+        return await self._run(STATE, export)
+
+    async def export_gradient(self, stage: int, optimizer_age: int, first: int, count: int) -> memoryview | None:
+        """See `node.ports.StageExecutor`."""
+
+        def export() -> memoryview | None:
+            seat = self._seat(stage)
+            _check_range(seat, first, count)
+            kept = seat.gradients.kept.get(optimizer_age)
+            return None if kept is None else raw_bytes(kept[first : first + count].clone())
+
+        return await self._run(STATE, export)
 
     async def close(self) -> None:
         """See `node.ports.StageExecutor`."""

@@ -44,12 +44,16 @@ class Gradients:
     """first -> end of the ranges of `summed` that are there."""
     local: bool = False
     """The accumulated gradient is the reduced one."""
+    keep: int = 0
+    """How many reduced gradients outlive their update, for learners."""
+    kept: dict[int, Tensor] = field(default_factory=dict)
+    """Optimizer age -> the reduced gradient whose update led to it, oldest first."""
 
 
 class Seat:
-    """One stage on `device`, with weights from the manifest's seed and zero moments. Not thread-safe."""
+    """One stage on `device`, with zero moments and weights from the manifest's seed (`blank`: zero too). Not thread-safe."""
 
-    def __init__(self, manifest: Manifest, stage: int, device: torch.device) -> None:
+    def __init__(self, manifest: Manifest, stage: int, device: torch.device, blank: bool = False) -> None:
         self.stage = stage
         self.device = device
         self.module = skeleton(manifest, stage)
@@ -60,8 +64,9 @@ class Seat:
         self.optimizer_age = 0
         self.gradients = Gradients()
         self.retained: dict[tuple[int, int, int], Retained] = {}
-        self._digest: str | None = None
-        initialise(manifest, self.parameters, self.weights)
+        self._digest: str | None = "" if blank else None
+        if not blank:
+            initialise(manifest, self.parameters, self.weights)
         self._bind_parameters()
         self.module.place(device)
 
@@ -86,14 +91,17 @@ class Seat:
         `PeerError`."""
         gradients = self.gradients
         if gradients.accumulated is None:
-            gradients.accumulated = self._zeros()
-            for name, view in self.views(gradients.accumulated).items():
-                self.module.get_parameter(name).grad = view
+            self._accumulate_into(self._zeros())
         elif gradients.attempt is not None and gradients.attempt < attempt:
             self.clear_gradients()
         elif gradients.attempt is not None and gradients.attempt > attempt:
             raise PeerError("", f"attempt {attempt} is older than {gradients.attempt}, which accumulates already")
         gradients.attempt = attempt
+
+    def _accumulate_into(self, zeros: Tensor) -> None:
+        self.gradients.accumulated = zeros
+        for name, view in self.views(zeros).items():
+            self.module.get_parameter(name).grad = view
 
     def accumulated(self) -> Tensor:
         """The flat sum over this replica's microbatches; zeros where there was none."""
@@ -147,12 +155,44 @@ class Seat:
         if self.gradients.attempt is None or self.gradients.attempt <= attempt:
             self.clear_gradients()
 
+    # --- kept gradients
+
+    def keep_gradients(self, count: int) -> None:
+        """From the next update on the last `count` reduced gradients are kept; what is more is freed now."""
+        self.gradients.keep = count
+        while len(self.gradients.kept) > count:
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> Tensor:
+        kept = self.gradients.kept
+        return kept.pop(next(iter(kept)))
+
+    def _keep(self) -> None:
+        """The buffer of the reduced gradient changes hands, and the one that falls out takes its place: nothing is copied."""
+        gradients = self.gradients
+        if not gradients.keep:
+            return
+        free = self._forget_oldest() if len(gradients.kept) >= gradients.keep else None
+        gradients.kept[self.optimizer_age] = self.reduced()
+        if gradients.local:
+            self._accumulate_into(self._zeros() if free is None else free.zero_())
+            gradients.attempt = None
+        else:
+            gradients.summed = free
+
     # --- state
+
+    def adopted(self, optimizer_age: int) -> None:
+        """The vectors hold a state of this age now, which came from elsewhere."""
+        self.optimizer_age = optimizer_age
+        self._digest = None
+        self.gradients.kept.clear()
 
     def updated(self) -> None:
         """An optimizer update was done: age, gradients and activations follow."""
         self.optimizer_age += 1
         self._digest = None
+        self._keep()
         self.retained.clear()
         self.clear_gradients()
 
@@ -163,7 +203,7 @@ class Seat:
         return flat
 
     def info(self) -> SeatInfo:
-        """Sizes and the digest of weights, moments and age (computed once per update)."""
+        """Sizes and the digest of weights, moments and age (computed once per update; '' of a blank seat)."""
         if self._digest is None:
             self._digest = state_digest((self.weights, self.exp_avg, self.exp_avg_sq), self.optimizer_age)
         return SeatInfo(self.stage, self.num_elements, 12 * self.num_elements, self.optimizer_age, self._digest)

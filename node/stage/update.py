@@ -45,6 +45,13 @@ def decay_runs(parameters: Sequence[tuple[str, tuple[int, ...]]], weight_decay: 
     return runs
 
 
+def runs_within(runs: Sequence[Run], first: int, count: int) -> list[Run]:
+    """The part of the runs that lies in a range, counted from its first element."""
+    end = first + count
+    cut = [(max(r.first, first), min(r.first + r.count, end), r.decays) for r in runs]
+    return [Run(begin - first, stop - begin, decays) for begin, stop, decays in cut if begin < stop]
+
+
 @dataclass(frozen=True, slots=True)
 class Vectors:
     """Equally long flat f32 vectors: what an update changes, and the gradient that it reads."""

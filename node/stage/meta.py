@@ -7,10 +7,6 @@ import math
 from node.stage.model import skeleton
 from protocol.manifest import Manifest
 
-STATE_BYTES_PER_PARAMETER = 12
-"""Weights and two moments in f32."""
-GRADIENT_BYTES_PER_PARAMETER = 4
-
 
 def stage_parameters(manifest: Manifest, stage: int) -> int:
     """Number of parameters of one stage."""

@@ -9,8 +9,9 @@ import pytest
 
 from node.demo.process import NodeProcess
 from node.manifest_file import build, render
-from node.stage.meta import GRADIENT_BYTES_PER_PARAMETER, STATE_BYTES_PER_PARAMETER, split
+from node.stage.meta import split
 from protocol.manifest import DataSection, Manifest
+from protocol.sizes import GRADIENT_BYTES_PER_PARAMETER, STATE_BYTES_PER_PARAMETER, need_bytes, passive_bytes
 from tests.integration.ends import end_all_at_once
 from tests.tools.material import write_shard
 from tests.tools.swarm import Swarm, swarm, wait_for
@@ -58,6 +59,9 @@ def test_one_step(tmp_path: Path, preset: str, num_block_stages: int) -> None:
         needed = BYTES_PER_PARAMETER * sum(sizes[stage] for stage in stages)
         print(f"  {name}, stages {stages}: peak {mib(peaks[name])}, of which {mib(needed)} are state and gradient")
         assert peaks[name] < 1.3 * needed + PROCESS_BYTES
+        told = need_bytes(manifest, stages[-1]) + (passive_bytes(manifest) if 0 in stages[:-1] else 0)
+        print(f"    the manifest alone says {mib(told)}: {told / peaks[name]:.2f} of the peak")
+        assert 0.7 < told / peaks[name] < 2.0
 
 
 def mib(num_bytes: int) -> str:

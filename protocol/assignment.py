@@ -59,13 +59,20 @@ class Plan:
         return tuple(self.routes[m] for m in self.hands.get((0, peer), ()))
 
 
-def make_plan(num_microbatches: int, replicas: Sequence[Sequence[PeerId]], swapped: bool) -> Plan:
-    """Plan for active `replicas[stage]` in roster order; every stage needs one.
+def make_plan(
+    num_microbatches: int,
+    replicas: Sequence[Sequence[PeerId]],
+    swapped: bool,
+    shares: Sequence[Sequence[float]] | None = None,
+) -> Plan:
+    """Plan for active `replicas[stage]` in roster order; every stage needs one. `shares[stage]`: their relative speeds; equal
+    where none are given.
 
     A replica accumulates in the order (rank of the microbatch in its stage-0 owner's hand, microbatch): so several stage-0
     replicas feed it in turn, and the order is the same in every run with the same roster.
     """
-    dealt = [share_out(num_microbatches, [1.0] * len(peers)) for peers in replicas]
+    speeds = shares or [[1.0] * len(peers) for peers in replicas]
+    dealt = [share_out(num_microbatches, row) for row in speeds]
     rank = {m: i for hand in dealt[0] for i, m in enumerate(hand)}
     owner, hands = [], {}
     for stage, peers in enumerate(replicas):

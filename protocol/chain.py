@@ -6,8 +6,9 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from protocol.ids import Member, PeerId, RecordId, StateId, initial_state_id, next_state_id
+from protocol.ids import Ballot, Member, PeerId, RecordId, StateId, initial_state_id, next_state_id
 from protocol.manifest import Manifest
+from protocol.messages import Contact, Summary
 from protocol.records import Commit, Record, Roster, Seating, Share, genesis_id, record_id
 from protocol.schedule import gradient_norm
 
@@ -35,6 +36,8 @@ class Chain:
         self.voters: tuple[Member, ...] = (founder,) if founder else ()
         self.state_ids: list[StateId] = [initial_state_id(manifest.run_id, s) for s in range(manifest.num_stages)]
         self.tokens = 0
+        self.height = 0
+        """Number of decided records up to the head."""
         self._members: dict[PeerId, Member] = {}
         self._active: set[tuple[int, PeerId]] = set()
         self._kept: deque[tuple[RecordId, Decided]] = deque(maxlen=KEPT_RECORDS)
@@ -80,6 +83,7 @@ class Chain:
         wrong = self.fits(record)
         assert not wrong, f"record does not fit the chain: {wrong}"
         self.head = record_id(record)
+        self.height += 1
         self._kept.append((self.head, Decided(record, shares)))
         if isinstance(record, Commit):
             self.step = record.step
@@ -93,10 +97,34 @@ class Chain:
     def _seat(self, roster: Roster) -> None:
         gone = {(s.stage, s.member) for s in roster.leaves} | {(s.stage, s.member) for s in roster.joins}
         kept = [s for s in self.seatings if (s.stage, s.member) not in gone]
-        self.seatings = sorted(kept + list(roster.joins), key=lambda s: (s.stage, s.role != "active"))
+        self._set_seatings(sorted(kept + list(roster.joins), key=lambda s: (s.stage, s.role != "active")))
         self.voters = roster.voters
+
+    def _set_seatings(self, seatings: list[Seating]) -> None:
+        self.seatings = seatings
         self._members = {s.member.peer: s.member for s in self.seatings}
         self._active = {(s.stage, s.member.peer) for s in self.seatings if s.role == "active"}
+
+    def summary(self, ballot: Ballot, contacts: tuple[Contact, ...]) -> Summary:
+        """Where it stands, for one that lacks more than is kept."""
+        loss, seatings, states = self.loss or 0.0, tuple(self.seatings), tuple(self.state_ids)
+        return Summary(ballot, self.head, self.step, self.tokens, loss, seatings, self.voters, states, contacts, self.height)
+
+    def adopt(self, summary: Summary) -> str:
+        """Go on from where another chain stands; '' or why not. It must be further than this one: nobody goes back."""
+        if summary.height <= self.height:
+            return "it is not further than what is known here"
+        if not 0 <= summary.step <= summary.height or len(summary.state_ids) != self._manifest.num_stages:
+            return f"it has {len(summary.state_ids)} state_ids at step {summary.step}"
+        wrong = self._roster_fits(Roster(summary.head, self.step, summary.seatings, tuple(self.seatings), summary.voters))
+        if wrong:
+            return wrong
+        self.head, self.height, self.step, self.tokens = summary.head, summary.height, summary.step, summary.tokens
+        self.loss = summary.loss if summary.step else None
+        self.state_ids, self.voters = list(summary.state_ids), summary.voters
+        self._kept.clear()
+        self._set_seatings(list(summary.seatings))
+        return ""
 
     def after(self, head: RecordId) -> list[Decided] | None:
         """Records that follow `head`, oldest first; None if `head` is not known (any more)."""
@@ -127,6 +155,10 @@ class Chain:
     def active(self, stage: int) -> list[Seating]:
         """Active replicas of a stage in roster order."""
         return [s for s in self.seatings if s.stage == stage and s.role == "active"]
+
+    def holders(self, stage: int) -> list[Seating]:
+        """Replicas with the stage's whole state: active ones first."""
+        return [s for s in self.seatings if s.stage == stage and s.role != "learner"]
 
     def empty_stages(self) -> list[int]:
         """Stages without an active replica."""

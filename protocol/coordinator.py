@@ -10,39 +10,39 @@ from __future__ import annotations
 from protocol.assignment import MAX_WATCHED_NEIGHBOURS, make_plan
 from protocol.chain import Chain, choose_voters
 from protocol.commands import Command, Introduce, Note, SendMessage
-from protocol.gathering import Gathering
+from protocol.herald import Herald
 from protocol.ids import ATTEMPTS_PER_TERM, Ballot, Member, PeerId, RecordId
 from protocol.ledger import Ledger, contacts_of
 from protocol.losses import Losses, promotions
 from protocol.manifest import Manifest
+from protocol.membership import Membership, mismatch
 from protocol.messages import (
+    AppliedReport,
     Decide,
     Evaluated,
     Heartbeat,
     Held,
+    Learning,
+    Leave,
     Message,
-    OpenEvaluation,
     OpenStep,
     Order,
-    Phase,
     Probe,
     ReducedReport,
     ReduceReady,
     SeatWork,
     Stalled,
-    Standing,
     Suspect,
     VoidStep,
     Wish,
 )
-from protocol.poll import Poll
+from protocol.poll import Polls
 from protocol.proposal import Proposal
 from protocol.records import Commit, Record, Roster, Share
 from protocol.takeover import Succession
 from protocol.view import View
 
 RESEND_HEARTBEATS = 2.0
-STANDING_HEARTBEATS = 5.0
 MAX_BACKOFF_HEARTBEATS = 30.0
 COMPLAIN_AFTER_VOIDS = 3
 REDUCE_PATIENCE = 8.0
@@ -54,15 +54,13 @@ class Coordinator:
 
     def __init__(self, manifest: Manifest, me: Member, ballot: Ballot, chain: Chain, view: View) -> None:
         self.ballot = ballot
-        self.gathering = Gathering(manifest)
+        self.members = Membership(manifest, chain)
+        self.herald = Herald(ballot, chain, manifest.timing.heartbeat_s)
         self.addresses: dict[PeerId, str] = {}
         self.ledger: Ledger | None = None
-        self.phase: Phase = "waiting"
-        self.sentence = "waiting for nodes"
-        self.validation: tuple[int, float] = (-1, 0.0)
         self._manifest, self._me, self._chain, self._view = manifest, me, chain, view
         self._proposal: Proposal | None = None
-        self._poll: Poll | None = None
+        self._polls = Polls(manifest, chain)
         self._losses = Losses(me, chain, view, manifest.timing.lapse_s)
         self._orders: dict[str, bool] = {"pause": False, "stop": False}
         self._serial = 0
@@ -71,22 +69,21 @@ class Coordinator:
         self._voids = 0
         self._void_reason = ""
         self._reopen_at = 0.0
-        self._polled_step = 0
+        self._gone: Member | None = None
         self._told_at: dict[PeerId, float] = {}
         self._asked_at: dict[PeerId, float] = {}
-        self._standing_at: dict[PeerId, float] = {}
         self._out: list[Command] = []
 
     def take(self) -> list[Command]:
         """Commands made since the last call."""
-        out, self._out = self._out, []
+        out, self._out = [*self._out, *self.herald.take()], []
         return out
 
     def succeed(self, before: Succession, addresses: dict[PeerId, str], now: float) -> None:
         """Take over a run that goes on: everybody on the roster is expected to be heard, and those that promised have said
         that the coordinator before is silent for them too."""
         self.addresses |= addresses
-        self.validation, self._polled_step = before.validation, max(0, before.validation[0])
+        self.herald.validation, self._polls.polled_step = before.validation, max(0, before.validation[0])
         self._orders["pause"] = before.paused
         for member in self._chain.members():
             self._view.expect(member.peer, now)
@@ -98,16 +95,34 @@ class Coordinator:
     # ---- facts ----
 
     def on_wish(self, wish: Wish, now: float) -> None:
-        """Somebody wants a seat. After the start the set of nodes is fixed: the wish is answered with the standing."""
+        """Somebody wants a seat: at the start all are seated together, later each between two steps."""
         if self._chain.member_of(wish.member.peer) != wish.member:
-            if not self.gathering.enter(wish):
+            if not self.members.on_wish(wish):
                 return
-            self._standing_at.setdefault(wish.member.peer, -1e9)
+            self.herald.welcome(wish.member.peer)
         self.addresses[wish.member.peer] = wish.address
         if wish.member != self._me and wish.address:
             self._out.append(Introduce(wish.member.peer, wish.address))
         self._view.expect(wish.member.peer, now)
         self._losses.heard(wish.member)
+
+    def on_leave(self, member: Member, message: Leave, now: float) -> None:
+        """A member wants to go in order, at the next boundary."""
+        self.members.on_leave(member, message.reason, now)
+
+    def on_learning(self, member: Member, message: Learning, now: float) -> None:
+        """A learner says how far it is."""
+        self.members.on_learning(member, message, now)
+
+    def on_applied(self, member: Member, message: AppliedReport, now: float) -> None:
+        """A replica has applied a commit. One that holds something else than its siblings is taken off the roster: with a
+        wrong state it would make the others wrong."""
+        self.members.on_applied(member, message)
+        for odd, digest, right in self.members.digests.odd(message.stage):
+            self._out.append(mismatch(message.stage, odd, digest, right, message.step))
+            self.members.digests.forget(message.stage, odd)
+            self.members.strike(odd.peer)
+            self._losses.left(odd, f"its stage {message.stage} has digest {digest[:8]}, its siblings' have {right[:8]}")
 
     def on_heartbeat(self, heard: Member, beat: Heartbeat, now: float) -> None:
         """A peer that is behind gets the records that it lacks, and the open step or the void of an old one again."""
@@ -116,7 +131,7 @@ class Coordinator:
         if now - self._told_at.get(peer, -1e9) < RESEND_HEARTBEATS * self._manifest.timing.heartbeat_s:
             return
         if beat.ballot < self.ballot and member:
-            self._send(peer, self._standing())
+            self.herald.tell(peer)
         if beat.head != self._chain.head:
             self._told_at[peer] = now
             self.send_records(peer, beat.head)
@@ -138,6 +153,7 @@ class Coordinator:
         if wrong:
             self._out.append(Note("refused", {"peer": member.peer, "reason": wrong}))
             return
+        self.members.speeds.measured(message.stage, member, message.seconds_per_microbatch)
         if not ledger.covered(message.stage):
             return
         start = ledger.start_reduce(message.stage, self.addresses)
@@ -182,14 +198,14 @@ class Coordinator:
 
     def on_goodbye(self, member: Member, reason: str) -> None:
         """A node leaves and says so: no lapse is waited for."""
-        self.gathering.leave(member)
-        self._standing_at.pop(member.peer, None)
+        self.members.gathering.leave(member)
+        self.herald.forget(member.peer)
         self._losses.left(member, reason)
 
     def on_evaluated(self, peer: PeerId, message: Evaluated) -> None:
         """Loss of one held-out microbatch."""
-        if self._poll:
-            self._poll.enter(peer, message)
+        if self._polls.open:
+            self._polls.open.enter(peer, message)
 
     def on_order(self, order: Order) -> None:
         """The organiser wants something (the signature was checked at the edge)."""
@@ -208,14 +224,11 @@ class Coordinator:
             self._send_proposal(proposal, now)
         if proposal and now - proposal.opened_at > timing.lapse_s:
             held, voters = len(proposal.held), len(self._chain.voters)
-            self._stand("waiting", f"waiting for a quorum: {held} of {voters} voters answer", now)
+            self.herald.stand("waiting", f"waiting for a quorum: {held} of {voters} voters answer", now)
         if self.ledger and not proposal:
             self._hurry(self.ledger, now)
         self._forget_strangers(now)
-        for peer, at in self._standing_at.items():
-            if now - at >= STANDING_HEARTBEATS * timing.heartbeat_s:
-                self._standing_at[peer] = now
-                self._send(peer, self._standing())
+        self.herald.again(now)
 
     def _look(self, now: float) -> None:
         for peer, member in self._losses.look(now):
@@ -239,12 +252,13 @@ class Coordinator:
 
     def _forget_strangers(self, now: float) -> None:
         """What is remembered of those without a seat ends with their life here; the transport bounds how many live."""
-        for wish in list(self.gathering.wishes.values()):
+        wishes = self.members.gathering.wishes
+        for wish in list(wishes.values()):
             if wish.member != self._me and self._view.lapsed(wish.member.peer, now):
-                self.gathering.leave(wish.member)
-        known = {*self.gathering.wishes, *(m.peer for m in self._chain.members()), self._me.peer}
-        for peer in [p for p in {**self._standing_at, **self.addresses} if p not in known]:
-            self._standing_at.pop(peer, None)
+                self.members.gathering.leave(wish.member)
+        known = {*wishes, *(m.peer for m in self._chain.members()), self._me.peer}
+        for peer in [p for p in (*self.herald.known(), *self.addresses) if p not in known]:
+            self.herald.forget(peer)
             self.addresses.pop(peer, None)
             self._view.forget(peer)
         heartbeat_s = self._manifest.timing.heartbeat_s
@@ -259,49 +273,74 @@ class Coordinator:
             self._try_decide(self._proposal)
         elif not self._chain.seatings:
             self._gather(now)
-        elif self._losses:
+        elif self._losses.matter(self.ledger):
             self._drop_lost(self._losses.take(), now)
-        elif self._chain.voters[0] != self._me:
+        elif self._chain.voters[0] != self._me and not self.has_left:
             self._name_voters(now)
         elif self.ledger:
             if self.ledger.complete():
                 self._propose_commit(self.ledger, now)
-        elif self._poll:
-            self._try_close_poll(self._poll, now)
-        else:
+        elif self._polls.open:
+            self._close_poll(now)
+        elif not self.has_left:
             self._begin(now)
 
+    @property
+    def has_left(self) -> bool:
+        """This node has left the roster in order; somebody else will take over."""
+        return self._me == self._gone
+
     def _begin(self, now: float) -> None:
-        empty, step = self._chain.empty_stages(), self._chain.step
+        step = self._chain.step
         finished = step >= self._manifest.last_step or self._orders["stop"]
-        if self._evaluation_due(step) and not empty:
-            self._open_poll(now)
+        if self._polls.is_due():
+            self.herald.stand("evaluating", f"evaluating after step {step}", now)
+            self._out += self._polls.begin(self.ballot, self.addresses, now)
         elif finished:
             why = "max_steps or max_tokens reached" if step >= self._manifest.last_step else "stopped by the organiser"
-            self._stand("finished", f"finished at step {step}: {why}", now)
-        elif empty:
+            self.herald.stand("finished", f"finished at step {step}: {why}", now)
+        elif not self._change_roster(now):
+            self._train(now)
+
+    def _change_roster(self, now: float) -> bool:
+        """Joins, leaves and roles change between two steps."""
+        changes = self.members.changes(now)
+        if not changes:
+            return False
+        self._out += changes.notes
+        for seating in changes.joins:
+            self.members.gathering.leave(seating.member)
+        self._propose(self.members.roster(changes, self._me), (), now)
+        return True
+
+    def _train(self, now: float) -> None:
+        empty, step = self._chain.empty_stages(), self._chain.step
+        if empty:
             which = ", ".join(map(str, empty))
-            self._stand("waiting", f"waiting: stage {which} has no holder since step {step}", now)
+            self.herald.stand("waiting", f"waiting: stage {which} has no holder since step {step}", now)
         elif self._orders["pause"]:
-            self._stand("paused", f"paused by the organiser at step {step}", now)
+            self.herald.stand("paused", f"paused by the organiser at step {step}", now)
         elif now >= self._reopen_at:
-            self._open_step(now)
+            why = self.members.learners.hold(now)
+            if why:
+                self.herald.stand("training", f"step {step + 1}: {why}", now)
+            else:
+                self._open_step(now)
 
     def _gather(self, now: float) -> None:
-        gathered = self.gathering.seat()
+        gathered = self.members.gathering.seat()
         if not gathered.seatings:
-            self._stand("waiting", gathered.sentence, now)
+            self.herald.stand("waiting", gathered.sentence, now)
             return
         voters = choose_voters(list(gathered.seatings), self._me)
         for seating in gathered.seatings:
-            self.gathering.leave(seating.member)
+            self.members.gathering.leave(seating.member)
         self._propose(Roster(self._chain.head, 0, gathered.seatings, (), voters), (), now)
 
     def _drop_lost(self, lost: dict[Member, str], now: float) -> None:
         if self.ledger:
             self._void("; ".join(f"{m.peer[-8:]} {why}" for m, why in lost.items()), now)
-        if self._poll:
-            self._skip_poll("a member was lost")
+        self._out += self._polls.skip("a member was lost")
         step = self._chain.step + 1
         leaves = tuple(s for s in self._chain.seatings if s.member in lost)
         for seating in leaves:
@@ -346,6 +385,9 @@ class Coordinator:
         self._proposal = None
         before = [m.peer for m in self._chain.members()]
         joined = [s.member.peer for s in proposal.record.joins] if isinstance(proposal.record, Roster) else []
+        if isinstance(proposal.record, Roster) and self._me in self.members.leaving:
+            leaves = {x.member for x in proposal.record.leaves}
+            self._gone = self._me if self._me in leaves else None
         if isinstance(proposal.record, Commit):
             self.ledger, self._attempt, self._voids, self._void_reason = None, self._first_attempt, 0, ""
         for peer in dict.fromkeys([*before, *joined]):
@@ -360,8 +402,12 @@ class Coordinator:
         self._send(peer, Decide(self.ballot, record, kept, contacts_of(list(dict.fromkeys(seated)), self.addresses)))
 
     def send_records(self, peer: PeerId, head: RecordId) -> None:
-        """Send what was decided after `head`, as far as this node still has it."""
-        for decided in self._chain.after(head) or ():
+        """Send what was decided after `head`; where this node has not got all of it any more, where the chain stands."""
+        after = self._chain.after(head)
+        if after is None and self._chain.member_of(peer):
+            contacts = contacts_of([m.peer for m in self._chain.members()], self.addresses)
+            self._send(peer, self._chain.summary(self.ballot, contacts))
+        for decided in after or ():
             self._send_decide(peer, decided.record, decided.shares)
 
     # ---- steps ----
@@ -369,15 +415,18 @@ class Coordinator:
     def _open_step(self, now: float) -> None:
         chain = self._chain
         stages = range(self._manifest.num_stages)
-        active = [[s.member.peer for s in chain.active(stage)] for stage in stages]
-        plan = make_plan(self._manifest.batch.num_microbatches, active, self._manifest.swapped)
+        active = [chain.active(stage) for stage in stages]
+        shares = [self.members.speeds.shares(row) for row in active]
+        peers = [[s.member.peer for s in row] for row in active]
+        plan = make_plan(self._manifest.batch.num_microbatches, peers, self._manifest.swapped, shares)
         self._attempt += 1
-        seats = [chain.seated(stage) for stage in stages]
+        self.members.learners.go_on(now)
+        seats = [chain.holders(stage) for stage in stages]
         step = chain.step + 1
         tokens = self._manifest.batch.tokens_per_microbatch
         self.ledger = Ledger(self.ballot, step, self._attempt, chain.head, plan, seats, tokens, now)
         trouble = f" (voided {self._voids} times: {self._void_reason})" if self._voids >= COMPLAIN_AFTER_VOIDS else ""
-        self._stand("training", f"training step {step}{trouble}" if trouble else "training", now)
+        self.herald.stand("training", f"training step {step}{trouble}" if trouble else "training", now)
         for member in chain.members():
             self._view.expect(member.peer, now)
             self._told_at[member.peer] = now
@@ -422,61 +471,14 @@ class Coordinator:
         for member in self._chain.members():
             self._send(member.peer, VoidStep(self.ballot, ledger.step, ledger.attempt, reason))
 
-    # ---- evaluation ----
+    def _close_poll(self, now: float) -> None:
+        loss, notes = self._polls.close(now)
+        self._out += notes
+        if loss is not None:
+            self.herald.validation = (self._chain.step, loss)
+            self.herald.tell_everybody(now)
 
-    def _evaluation_due(self, step: int) -> bool:
-        every = self._manifest.evaluation.every_steps
-        if not every or not self._manifest.data.validation or step == 0 or step == self._polled_step:
-            return False
-        return step % every == 0 or step >= self._manifest.last_step
-
-    def _open_poll(self, now: float) -> None:
-        chain, wanted = self._chain, self._manifest.evaluation.num_microbatches
-        self._polled_step = chain.step
-        active = [[s.member.peer for s in chain.active(stage)] for stage in range(self._manifest.num_stages)]
-        plan = make_plan(wanted, active, swapped=False)
-        self._poll = Poll(
-            chain.head,
-            plan.owner[0],
-            self._manifest.batch.tokens_per_microbatch,
-            now + self._manifest.timing.first_microbatch_s,
-        )
-        self._stand("evaluating", f"evaluating after step {chain.step}", now)
-        for peer in dict.fromkeys(plan.owner[0]):
-            contacts = contacts_of(plan.neighbours(peer), self.addresses)
-            self._send(peer, OpenEvaluation(self.ballot, chain.head, chain.step, plan.routes_from(peer), contacts))
-
-    def _try_close_poll(self, poll: Poll, now: float) -> None:
-        if poll.complete:
-            self._poll = None
-            self.validation = (self._chain.step, poll.mean())
-            self._out.append(Note("validation", {"step": self._chain.step, "value": self.validation[1]}))
-            self._tell_everybody(now)
-        elif now >= poll.deadline or self._chain.empty_stages():
-            self._skip_poll("not all results came in time")
-
-    def _skip_poll(self, reason: str) -> None:
-        self._poll = None
-        self._out.append(Note("evaluation_skipped", {"step": self._chain.step, "reason": reason}))
-
-    # ---- standing ----
-
-    def _stand(self, phase: Phase, sentence: str, now: float) -> None:
-        if (phase, sentence) != (self.phase, self.sentence):
-            self.phase, self.sentence = phase, sentence
-            if phase not in ("evaluating",):
-                self._tell_everybody(now)
-
-    def _tell_everybody(self, now: float) -> None:
-        for member in self._chain.members():
-            self._standing_at[member.peer] = now
-        for wish in self.gathering.wishes.values():
-            self._standing_at[wish.member.peer] = now
-        for peer in self._standing_at:
-            self._send(peer, self._standing())
-
-    def _standing(self) -> Standing:
-        return Standing(self.ballot, self.phase, self.sentence, self._chain.step, *self.validation)
+    # ---- the others ----
 
     def is_caught_up(self, now: float) -> bool:
         """Has every member that still lives said that it knows the head?"""

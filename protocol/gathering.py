@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from protocol.ids import Member, PeerId
 from protocol.manifest import Manifest
 from protocol.messages import Wish
+from protocol.placement import copy_candidates, wanted_copies
 from protocol.records import Seating
 
 MAX_WISHES = 4096
@@ -57,19 +58,8 @@ class Gathering:
         if missing:
             return Gathered((), _waiting(missing, sum(need - len(rows[s]) for s in missing)))
         seatings = [Seating(s, member, "active") for s, row in enumerate(rows) for member in row]
-        return Gathered(tuple(seatings + self._embedding_copies(rows)), "every stage has a node")
-
-    def _embedding_copies(self, rows: list[list[Member]]) -> list[Seating]:
-        """Passive replicas of stage 0: one replica each of S1 and S_N that does not hold stage 0, else the nearest such."""
-        wanted = self._manifest.recovery.embedding_copies if self._manifest.recovery.policy != "none" else 0
-        last = len(rows) - 1
-        outward = [s for pair in zip(range(1, last + 1), range(last, 0, -1), strict=True) for s in pair]
-        chosen: list[Member] = []
-        for stage in outward:
-            candidates = [m for m in rows[stage] if m not in rows[0] and m not in chosen]
-            if candidates and len(chosen) < wanted:
-                chosen.append(candidates[0])
-        return [Seating(0, member, "passive") for member in chosen]
+        copies = copy_candidates(rows)[: wanted_copies(self._manifest)]
+        return Gathered((*seatings, *(Seating(0, member, "passive") for member in copies)), "every stage has a node")
 
 
 def _waiting(stages: list[int], nodes: int) -> str:

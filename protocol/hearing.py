@@ -6,8 +6,11 @@ from protocol.chain import Chain
 from protocol.coordinator import Coordinator
 from protocol.ids import Member
 from protocol.messages import (
+    AppliedReport,
     Evaluated,
     Held,
+    Learning,
+    Leave,
     Message,
     RecordsWanted,
     ReducedReport,
@@ -36,6 +39,13 @@ def hear(coordinator: Coordinator, chain: Chain, member: Member, message: Messag
 def _hear_member(coordinator: Coordinator, member: Member, message: Message, now: float) -> None:
     if isinstance(message, Suspect):
         coordinator.on_suspect(member.peer, message, now)
+    elif isinstance(message, Leave):
+        if message.member == member:
+            coordinator.on_leave(member, message, now)
+    elif isinstance(message, Learning):
+        coordinator.on_learning(member, message, now)
+    elif isinstance(message, AppliedReport):
+        coordinator.on_applied(member, message, now)
     elif isinstance(message, ReduceReady | ReducedReport | Stalled | Evaluated) and message.ballot == coordinator.ballot:
         if isinstance(message, ReduceReady):
             coordinator.on_ready(member, message, now)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from protocol.chain import Chain
 from protocol.ids import Member, PeerId
+from protocol.ledger import Ledger
 from protocol.records import Seating
 from protocol.view import View
 
@@ -25,6 +26,11 @@ class Losses:
     def __bool__(self) -> bool:
         """Is somebody who is still on the roster lost?"""
         return any(self._is_seated(member) for member in self._lost)
+
+    def matter(self, ledger: Ledger | None) -> bool:
+        """Must the roster change now? An open step does not need its learners, and goes on."""
+        lost = [member for member in self._lost if self._is_seated(member)]
+        return bool(lost) and (ledger is None or any(s.member in lost for row in ledger.seats for s in row))
 
     def _is_seated(self, member: Member) -> bool:
         return self._chain.member_of(member.peer) == member

@@ -171,6 +171,10 @@ class TimingSection(Section):
     lease_s: float = Field(30.0, ge=2, le=3600, description="Validity of a lease in the DHT.")
     first_microbatch_s: float = Field(120.0, gt=0, description="Deadline of a microbatch before any was measured.")
     fork_after_s: float = Field(600.0, ge=0, description="Without a quorum for so long, those reachable go on.")
+    join_pause_s: float = Field(60.0, ge=0, description="Longest that a step waits for a newcomer to have the newest state.")
+    leave_notice_s: float = Field(
+        120.0, ge=0, description="Longest that a node which is told to go stays for its stage's sake."
+    )
     linger_s: float = Field(5.0, ge=0, description="How long a finished node still serves its peers.")
 
     @property

@@ -241,18 +241,20 @@ class Decide:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Where the chain stands, for one that lacks more records than are kept: it begins here, without any state of its own."""
+    """Where the chain stands, for one that lacks more records than are kept. `contacts`: of all that are seated."""
 
     ballot: Ballot
     head: RecordId
     step: int
     tokens: int
     loss: float
-    """Training loss of `step`; 0 before the first commit."""
+    """Training loss of `step`, in nats per token; 0 before the first commit."""
     seatings: tuple[Seating, ...]
     voters: tuple[Member, ...]
     state_ids: tuple[StateId, ...]
     contacts: tuple[Contact, ...]
+    height: int
+    """Number of decided records up to `head`; nobody goes back on the chain."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from protocol.acceptor import Acceptor
 from protocol.chain import Chain
-from protocol.checks import piece_misfit, shares_misfit
+from protocol.checks import piece_misfit
 from protocol.commands import (
     Command,
     Exit,
@@ -24,12 +24,15 @@ from protocol.commands import (
     SendMessage,
 )
 from protocol.coordinator import Coordinator
+from protocol.departure import Departure
 from protocol.ending import Ending
 from protocol.events import (
     Applied,
     CommandFailed,
     ComputeDone,
     Event,
+    Learned,
+    LearningGoesOn,
     LeasesSeen,
     LeaveAsked,
     MessageReceived,
@@ -38,6 +41,7 @@ from protocol.events import (
     SeatCreated,
     Tick,
 )
+from protocol.follower import Follower
 from protocol.hearing import hear
 from protocol.ids import Ballot, Member, PeerId
 from protocol.leader import Leader
@@ -49,6 +53,8 @@ from protocol.messages import (
     Goodbye,
     Heartbeat,
     Held,
+    Learning,
+    Leave,
     Message,
     OpenEvaluation,
     OpenStep,
@@ -58,7 +64,6 @@ from protocol.messages import (
     Probe,
     Promise,
     Propose,
-    Proposed,
     RecordsWanted,
     ReducedReport,
     ReduceHeader,
@@ -66,12 +71,12 @@ from protocol.messages import (
     Stalled,
     Standing,
     StartReduce,
+    Summary,
     Suspect,
     VoidStep,
     Wish,
 )
 from protocol.node_config import NodeConfig
-from protocol.records import Commit, Roster
 from protocol.status import snapshot
 from protocol.takeover import Takeover
 from protocol.view import PeerNews, View
@@ -80,7 +85,19 @@ from protocol.workbench import Workbench
 
 __all__ = ["NodeConfig", "NodeState"]
 
-TO_COORDINATOR = (Wish, Suspect, RecordsWanted, ReduceReady, ReducedReport, Stalled, Held, Evaluated)
+TO_COORDINATOR = (
+    Wish,
+    Leave,
+    Learning,
+    Suspect,
+    RecordsWanted,
+    ReduceReady,
+    ReducedReport,
+    AppliedReport,
+    Stalled,
+    Held,
+    Evaluated,
+)
 Handler = Callable[[PeerId, int, Any, float], None]
 """(sender, its incarnation, message, now)"""
 
@@ -97,7 +114,9 @@ class NodeState:
         self.bench = Workbench(manifest, me.peer, self.chain)
         self.leader = Leader(self.acceptor, self.chain, me if config.founder else None)
         self.takeover = Takeover(me, manifest, self.chain, self.view, self.leader, self.acceptor)
-        self.takeover.learn = self._learn
+        self.follower = Follower(me, manifest, self.chain, self.acceptor, self.bench, self.view)
+        self.follower.claim = self._claim
+        self.takeover.learn = self.follower.learn
         self.coordinator = Coordinator(manifest, me, self.ballot, self.chain, self.view) if config.founder else None
         self.phase: Phase = "waiting" if config.founder else "starting"
         self.sentence = ""
@@ -108,6 +127,7 @@ class NodeState:
         self._next_beat = 0.0
         self._leaderless = False
         self._standing: Standing | None = None
+        self._departure = Departure(me, self.chain, manifest.timing.leave_notice_s)
         self._ending = Ending(manifest.timing.linger_s, 4 * manifest.timing.lapse_s)
         self._exiting = False
         self._inbox: deque[tuple[PeerId, int, Message]] = deque()
@@ -115,14 +135,14 @@ class NodeState:
         self._messages: dict[type, Handler] = {
             Heartbeat: self._on_heartbeat,
             Goodbye: self._on_goodbye,
-            AppliedReport: self._on_applied_report,
             Order: self._on_order,
             **dict.fromkeys(TO_COORDINATOR, self._hear),
             Prepare: self._on_prepare,
             Promise: lambda p, i, m, now: self.takeover.on_promise(Member(p, i), m, now),
-            Propose: self._led(self._on_propose),
-            Decide: self._led(self._on_decide),
-            OpenStep: self._led(self._on_open_step),
+            Propose: self._led(self.follower.on_propose),
+            Decide: self._led(self.follower.on_decide),
+            Summary: self._led(self.follower.on_summary),
+            OpenStep: self._led(self.follower.on_open_step),
             StartReduce: self._led(lambda _p, _i, m, _now: self.bench.start_reduce(m)),
             VoidStep: self._led(lambda _p, _i, m, _now: self.bench.void(m)),
             Probe: self._led(self._on_probe),
@@ -135,6 +155,8 @@ class NodeState:
             MessageReceived: self._on_message,
             PayloadArrived: self._on_payload,
             SeatCreated: self.bench.created,
+            LearningGoesOn: self.bench.learning,
+            Learned: self.bench.learned,
             ComputeDone: self.bench.computed,
             Reduced: self.bench.reduced,
             Applied: self.bench.applied,
@@ -178,6 +200,8 @@ class NodeState:
                 return
 
     def _drain_bench(self, now: float) -> None:
+        self._emit(self.bench.take())
+        self._emit(self.follower.take())
         self._emit(self.bench.take())
         if self.bench.open is not None and self.bench.open is not self._watched_step:
             self._watch_neighbours(self.bench.open, now)
@@ -310,85 +334,13 @@ class NodeState:
     def _is_seated(self, peer: PeerId, incarnation: int) -> bool:
         return self.chain.member_of(peer) == Member(peer, incarnation)
 
-    def _on_applied_report(self, peer: PeerId, incarnation: int, message: AppliedReport, now: float) -> None:
-        seat = self.bench.seats.get(message.stage) if self._is_seated(peer, incarnation) else None
-        if self.coordinator and seat and seat.state.state_id == message.state_id and seat.state.digest != message.digest:
-            fields = {
-                "stage": message.stage,
-                "peer": peer,
-                "digest": message.digest,
-                "own": seat.state.digest,
-            }
-            self._out.append(Note("digest_mismatch", fields | {"step": message.step}))
-
     def _on_order(self, peer: PeerId, _: int, message: Order, now: float) -> None:
         if self.coordinator:
             self.coordinator.on_order(message)
         elif peer != self.leader.peer:
             self._send(self.leader.peer, message)
 
-    # ---- decisions of the coordinator ----
-
-    def _on_propose(self, peer: PeerId, _: int, message: Propose, now: float) -> None:
-        record = message.record
-        wrong = self.chain.fits(record)
-        if not wrong and isinstance(record, Commit):
-            wrong = shares_misfit(record, message.shares, self._manifest, self.chain)
-        if wrong and record.parent != self.chain.head:
-            self._send(peer, RecordsWanted(self.chain.head))
-        elif wrong:
-            self._out.append(Note("refused", {"peer": peer, "reason": wrong}))
-        elif self.acceptor.hold(message.ballot, record, message.shares):
-            held = self.acceptor.holding
-            assert held, "hold keeps what it accepts"
-            self._send(peer, Held(message.ballot, held.id))
-
-    def _on_decide(self, peer: PeerId, _: int, message: Decide, now: float) -> None:
-        self.bench.introduce(message.contacts)
-        self._learn(Proposed(message.ballot, message.record, message.shares), now)
-
-    def _learn(self, told: Proposed, now: float) -> None:
-        """A record is decided; if it is the next one, take it in."""
-        record, parent = told.record, self.chain.head
-        if record.parent != parent:
-            return
-        wrong = self.chain.fits(record)
-        if wrong:
-            self._out.append(Note("refused", {"peer": told.ballot.peer, "reason": wrong}))
-            return
-        ballot = [told.ballot.term, told.ballot.peer]
-        head = self.chain.append(record, told.shares)
-        self.acceptor.settled(head)
-        self._out.append(Note("decided", {"record": head, "parent": parent, "ballot": ballot, "step": self.chain.step}))
-        self.bench.end_evaluation()
-        if isinstance(record, Commit):
-            loss = {"step": record.step, "value": record.loss_sum / record.tokens, "tokens": record.tokens}
-            self._out.append(Note("loss", loss))
-            self.bench.commit(record, told.shares, now)
-        else:
-            self._enroll(record)
-            self.bench.go_on(now)
-
-    def _enroll(self, roster: Roster) -> None:
-        for leave in roster.leaves:
-            self._out.append(Note("left", {"stage": leave.stage, "peer": leave.member.peer, "step": roster.step}))
-            if leave.member == self.config.member:
-                self.bench.leave_seat(leave.stage)
-            if self.chain.member_of(leave.member.peer) is None and leave.member.peer != self.leader.peer:
-                self.view.forget(leave.member.peer)
-        for join in roster.joins:
-            fields = {"stage": join.stage, "peer": join.member.peer, "role": join.role, "step": roster.step}
-            self._out.append(Note("joined", fields))
-            if join.member == self.config.member:
-                self.bench.take_seat(join)
-        self._claim()
-
     # ---- a step ----
-
-    def _on_open_step(self, peer: PeerId, _: int, message: OpenStep, now: float) -> None:
-        if message.step > self.chain.step and message.parent != self.chain.head:
-            self._send(peer, RecordsWanted(self.chain.head))
-        self.bench.ask_open(message, now)
 
     def _on_payload(self, event: PayloadArrived, now: float) -> None:
         self.view.heard(event.peer, now)
@@ -416,6 +368,7 @@ class NodeState:
         if self._is_seated(self._me, self.config.member.incarnation) and self.chain.step < self._manifest.last_step:
             self.takeover.on_tick(now)
             self._abdicate()
+        self._check_departure(now)
         self._check_leader(now)
         self._check_finish(now)
 
@@ -423,15 +376,17 @@ class NodeState:
         peers = dict.fromkeys([self.leader.peer, *self._watch])
         if self.coordinator:
             peers |= dict.fromkeys(m.peer for m in self.chain.members())
-            peers |= dict.fromkeys(self.coordinator.gathering.wishes)
+            peers |= dict.fromkeys(self.coordinator.members.gathering.wishes)
         beat = self._beat()
         for peer in peers:
             if peer != self._me:
                 self._send(peer, beat)
+        if self._departure.is_on:
+            self._send(self.leader.peer, self._departure.leave())
         mine = [s.stage for s in self.chain.seatings if s.member == self.config.member]
         if any(stage not in self.bench.seats for stage in mine):
             self._send(self.leader.peer, Goodbye(self.config.member, "its seat is lost"))
-        elif not mine:
+        elif not mine and not self._departure.is_on:
             c = self.config
             self._send(self.leader.peer, Wish(c.member, c.wished_stage, c.name, c.address, c.memory_bytes))
 
@@ -480,15 +435,28 @@ class NodeState:
             self._exit(0, self.sentence)
 
     def _on_leave(self, event: LeaveAsked, now: float) -> None:
+        """The first time it leaves in order, if that is of use; asked again, it goes at once."""
+        sentence = "" if self._departure.is_on or self.phase == "finished" else self._departure.begin(event.reason, now)
         self.phase = "leaving"
-        goodbye = Goodbye(self.config.member, event.reason)
+        if not sentence:
+            self._go(event.reason)
+            return
+        self._say(sentence)
+        self._send(self.leader.peer, self._departure.leave())
+
+    def _check_departure(self, now: float) -> None:
+        knows = self.coordinator is None or self.coordinator.is_caught_up(now)
+        if self._departure.is_due(knows, now):
+            self._go(self._departure.reason)
+
+    def _go(self, reason: str) -> None:
         peers = dict.fromkeys([self.leader.peer, *self._watch])
         if self.coordinator:
             peers |= dict.fromkeys(m.peer for m in self.chain.members())
         for peer in peers:
             if peer != self._me:
-                self._send(peer, goodbye)
-        self._exit(0, f"left: {event.reason}")
+                self._send(peer, Goodbye(self.config.member, reason))
+        self._exit(0, f"left: {reason}")
 
     def _exit(self, code: int, sentence: str) -> None:
         self.bench.close()

@@ -1,8 +1,8 @@
 """One stage that this node holds: the transitions of its part of a step.
 
 CREATING -> IDLE -> WORKING -> READY -> REDUCING -> REDUCED -> APPLYING -> IDLE; a void leads back to IDLE from WORKING up to
-REDUCED. A passive replica skips WORKING. The seat knows nothing of ballots, rosters or the coordinator: `NodeState` feeds it
-with what belongs to its open attempt and sends on what it returns.
+REDUCED. A passive replica skips WORKING. A learner is LEARNING until it takes part. The seat knows nothing of ballots, rosters
+or the coordinator: `NodeState` feeds it with what belongs to its open attempt and sends on what it returns.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class SeatPhase(StrEnum):
     """Where a seat stands in a step."""
 
     CREATING = "creating"
+    LEARNING = "learning"
     IDLE = "idle"
     WORKING = "working"
     READY = "ready"
@@ -87,6 +88,8 @@ class Seat:
         """Stage 0: slowest way of a microbatch through the pipe and back, forgotten by 10 % per microbatch."""
         self.contributors: dict[PeerId, str] = {}
         """Who computed which microbatches (bitmap) of the step that is being applied."""
+        self.keeps_gradients = 0
+        """How many reduced gradients are kept for learners."""
         self._me = me
         self._max_in_flight = max_in_flight
         self._tokens = tokens_per_microbatch
@@ -94,7 +97,7 @@ class Seat:
     @property
     def settled(self) -> bool:
         """May a new step be opened here?"""
-        return self.phase not in (SeatPhase.CREATING, SeatPhase.APPLYING)
+        return self.phase not in (SeatPhase.CREATING, SeatPhase.LEARNING, SeatPhase.APPLYING)
 
     def open(self, step: OpenStep, work: SeatWork, now: float) -> list[Command]:
         """Begin an attempt; an open one is discarded first."""

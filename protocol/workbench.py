@@ -11,15 +11,38 @@ from collections.abc import Iterable
 
 from protocol.chain import Chain
 from protocol.checks import STEPS_AHEAD, evaluation_misfit, open_misfit, payload_misfit, reduce_misfit
-from protocol.commands import Apply, Command, CreateSeat, DropSeat, Introduce, Note, Release, Say, SendMessage
+from protocol.commands import (
+    Apply,
+    Command,
+    CreateSeat,
+    DropSeat,
+    Introduce,
+    KeepGradients,
+    Learn,
+    Note,
+    Release,
+    Say,
+    SendMessage,
+    StopLearning,
+)
 from protocol.evaluation import Evaluation
-from protocol.events import Applied, CommandFailed, ComputeDone, PayloadArrived, Reduced, SeatCreated
+from protocol.events import (
+    Applied,
+    CommandFailed,
+    ComputeDone,
+    Learned,
+    LearningGoesOn,
+    PayloadArrived,
+    Reduced,
+    SeatCreated,
+)
 from protocol.ids import ATTEMPTS_PER_TERM, NO_BALLOT, Ballot, PeerId, bitmap
 from protocol.ledger import norms_agree
 from protocol.manifest import Manifest
 from protocol.messages import (
     AppliedReport,
     Contact,
+    Learning,
     Message,
     OpenEvaluation,
     OpenStep,
@@ -36,6 +59,8 @@ DEADLINE_FACTOR = 4.0
 DEADLINE_HEARTBEATS = 3.0
 RESEND_HEARTBEATS = 2.0
 MAX_ADDRESSES = 8192
+KEPT_GRADIENTS = 2
+"""For learners, after their update. A range further behind is copied again: that costs three vectors, a gradient one."""
 
 
 class Workbench:
@@ -76,24 +101,79 @@ class Workbench:
 
     @property
     def settled(self) -> bool:
-        """All seats are made and none is applying an update."""
-        return all(seat.settled for seat in self.seats.values())
+        """All seats are made and none is applying an update; learners do not count."""
+        return all(seat.settled for seat in self.seats.values() if seat.state.role != "learner")
 
     # ---- seats ----
 
     def take_seat(self, join: Seating) -> None:
-        """A seat was granted before the first commit: its weights come from the seed."""
-        manifest, stage = self._manifest, join.stage
+        """A seat was granted, or its role changed. A learner copies its state; at the start it comes from the seed."""
+        stage = join.stage
         if stage in self.seats:
-            self.seats[stage].state.role = join.role
+            self._change_role(self.seats[stage], join)
             return
-        state = SeatState(stage, join.role, join.generation, self._chain.state_ids[stage])
-        self.seats[stage] = Seat(state, self._me, manifest.max_in_flight, manifest.batch.tokens_per_microbatch)
+        manifest, learns = self._manifest, join.role == "learner"
+        state = SeatState(stage, join.role, join.generation, "" if learns else self._chain.state_ids[stage])
+        seat = Seat(state, self._me, manifest.max_in_flight, manifest.batch.tokens_per_microbatch)
+        seat.phase = SeatPhase.LEARNING if learns else SeatPhase.CREATING
+        self.seats[stage] = seat
+        how = "copying its state from others" if learns else "making its weights from the seed"
         self._out += [
             Note("granted", {"stage": stage, "role": join.role, "generation": join.generation}),
-            Say(f"holding stage {stage} ({join.role}), making its weights from the seed"),
-            CreateSeat(stage, join.generation),
+            Say(f"holding stage {stage} ({join.role}), {how}"),
+            Learn(stage) if learns else CreateSeat(stage, join.generation),
         ]
+
+    def _change_role(self, seat: Seat, join: Seating) -> None:
+        before, seat.state.role = seat.state.role, join.role
+        if before != join.role:
+            self._out.append(Say(f"holding stage {join.stage} ({join.role})"))
+        self._end_learning(seat)
+
+    def _end_learning(self, seat: Seat) -> None:
+        """A seat that is no learner any more takes part from the newest state on, as soon as it has that."""
+        stage = seat.state.stage
+        newest = seat.state.state_id == self._chain.state_ids[stage]
+        if seat.phase is SeatPhase.LEARNING and seat.state.role != "learner" and newest:
+            seat.phase = SeatPhase.IDLE
+            self._out.append(StopLearning(stage))
+
+    def roster_changed(self, now: float) -> None:
+        """Keep gradients for those that learn one of this node's stages; go on with what is possible now."""
+        for stage, seat in self.seats.items():
+            learners = any(s.role == "learner" for s in self._chain.seated(stage))
+            wanted = KEPT_GRADIENTS if learners and seat.state.role != "learner" else 0
+            if wanted != seat.keeps_gradients:
+                seat.keeps_gradients = wanted
+                self._out.append(KeepGradients(stage, wanted))
+        self.go_on(now)
+
+    def begin_anew(self) -> None:
+        """The chain begins anew here: states from before are of no use."""
+        for seat in list(self.seats.values()):
+            self._drop(seat)
+            self._out.append(Note("left", {"stage": seat.state.stage, "reason": "too far behind"}))
+
+    def learning(self, event: LearningGoesOn, _now: float) -> None:
+        """The copy of a stage has come so far."""
+        seat = self.seats.get(event.stage)
+        if seat and seat.phase is SeatPhase.LEARNING:
+            self._tell_leader(Learning(self.ballot, event.stage, "", "", event.seconds_left))
+
+    def learned(self, event: Learned, now: float) -> None:
+        """The whole stage is of one state, and its digest is a donor's."""
+        seat = self.seats.get(event.stage)
+        if seat is None or seat.phase is not SeatPhase.LEARNING:
+            return
+        state = seat.state
+        state.state_id, state.digest, state.step = event.state_id, event.digest, event.step
+        state.optimizer_age, state.lr_factor, state.generation = event.optimizer_age, event.lr_factor, event.generation
+        state.provenance = {"rung": "copy", "from": list(event.donors), "state_id": event.state_id, "step": event.step}
+        fields = {"what": f"stage {event.stage}", "bytes": event.num_bytes, "from": list(event.donors), "to": self._me}
+        self._out.append(Note("transfer", fields | {"s": event.seconds, "step": event.step, "state_id": event.state_id}))
+        self._tell_leader(Learning(self.ballot, event.stage, event.state_id, event.digest, 0.0))
+        self._end_learning(seat)
+        self.go_on(now)
 
     def leave_seat(self, stage: int) -> None:
         """The swarm decided to go on without this node's seat."""
@@ -213,6 +293,8 @@ class Workbench:
         for stage, seat in sorted(self.seats.items()):
             result, decided = seat.attempt.reduced if seat.attempt else None, commit.results[stage]
             same = result and result.digest == decided.digest and norms_agree(result.squared_norm, decided.squared_norm)
+            if seat.state.role == "learner":
+                continue
             if seat.phase is not SeatPhase.REDUCED or not same:
                 self._fall_behind(seat, commit)
                 continue

@@ -172,6 +172,8 @@ class Trial:
         for node in self.world.alive():
             require(not node.frozen, f"{node!r} is still frozen")
             self.world.handle(node, LeaveAsked("the simulation ends"))
+            if node.exit is None:
+                self.world.handle(node, LeaveAsked("at once"))
             require(node.exit is not None, f"{node!r} does not leave")
 
     def _quiet(self) -> None:

@@ -105,7 +105,7 @@ class Core:
         work = tuple(
             SeatWork(s.stage, s.role, s.generation, plan.hands.get((s.stage, me.peer), ()) if s.role == "active" else ())
             for s in chain.seatings
-            if s.member == me
+            if s.member == me and s.role != "learner"
         )
         routes = tuple(r for r in plan.routes if plan.owner[0][r.microbatch] == me.peer)
         return self.tell(OpenStep(ballot, chain.step + 1, attempt, chain.head, work, routes, (), ()), ballot.peer)

@@ -145,15 +145,15 @@ def test_only_the_one_who_was_asked_reports_a_validation_loss() -> None:
     votes(c, whole_step(c))
     out = c.do(Applied(0, 1, c.state.chain.state_ids[0], "d", 1, 0.1))
     head, tokens = c.state.chain.head, c.manifest.batch.tokens_per_microbatch
-    assert c.coordinator.phase == "evaluating", out
+    assert c.coordinator.herald.phase == "evaluating", out
     lies: list[tuple[str, int, int]] = [("a", 0, tokens), ("b", 1, tokens)]
     for peer, microbatch, count in [*lies, ("a", 1 << 60, tokens), ("a", -1, tokens)]:
         c.tell(Evaluated(BALLOT, head, microbatch, 1e9, count), peer)
-    assert c.coordinator._poll.losses == {}
+    assert c.coordinator._polls.open.losses == {}
     c.coordinator.on_evaluated(LEAD.peer, Evaluated(BALLOT, head, 0, 8.0, tokens + 1))
-    assert c.coordinator._poll.losses == {}
+    assert c.coordinator._polls.open.losses == {}
     for microbatch in (0, 1, 1, 0):
-        if c.coordinator._poll:
+        if c.coordinator._polls.open:
             c.coordinator.on_evaluated(LEAD.peer, Evaluated(BALLOT, head, microbatch, 8.0 + 8 * microbatch, tokens))
     c.do(Tick())
     assert c.state.validation == (1, 1.5)
@@ -169,7 +169,7 @@ def test_goodbyes_and_wishes_count_for_their_own_life_only() -> None:
     c.tell(Wish(Member("zz", 3), 1, "n", "evil:1", 0), "a")
     c.do(Tick())
     assert c.coordinator.ledger, "nobody left"
-    assert "zz" not in c.coordinator.gathering.wishes
+    assert "zz" not in c.coordinator.members.gathering.wishes
     out = c.tell(Goodbye(Member("a", 1), "really"), "a")
     assert [s.member.peer for s in sent(out, Propose)[0].record.leaves] == ["a"]
 
@@ -252,9 +252,9 @@ def sizes(c: Lead) -> dict[str, int]:
     return {
         "told": len(k._told_at),
         "asked": len(k._asked_at),
-        "standing": len(k._standing_at),
+        "standing": len(k.herald.known()),
         "addresses": len(k.addresses),
-        "wishes": len(k.gathering.wishes),
+        "wishes": len(k.members.gathering.wishes),
         "heard": len(c.state.view.known()),
         "news": len(c.state.view.news),
         "watch": len(list(c.state._watch)),
@@ -295,7 +295,7 @@ def test_wishes_have_a_bound() -> None:
     assert c.state.coordinator
     for n in range(5000):
         c.state.coordinator.on_wish(Wish(Member(f"s{n}", 1), 1, "n", "x:1", 0), c.now)
-    assert len(c.state.coordinator.gathering.wishes) == 4096
+    assert len(c.state.coordinator.members.gathering.wishes) == 4096
     assert len(c.state.coordinator.addresses) == 4096
 
 

@@ -9,11 +9,13 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
-from protocol.commands import Apply, Command, Compute, CreateSeat, Exit, Reduce
+from protocol.commands import Apply, Command, Compute, CreateSeat, Exit, Learn, Reduce
 from protocol.events import (
     Applied,
     CommandFailed,
     ComputeDone,
+    Learned,
+    LearningGoesOn,
     LeasesSeen,
     LeaveAsked,
     MessageReceived,
@@ -151,13 +153,14 @@ def test_before_the_last_step_a_node_waits_for_its_coordinator() -> None:
     assert "is not heard" in c.state.sentence
 
 
-def test_leaving_says_goodbye_and_returns_all_payloads() -> None:
+def test_leaving_at_once_says_goodbye_and_returns_all_payloads() -> None:
     c = core()
     c.open()
     c.arrive(c.header("forward", 0, 1))
     c.arrive(replace(c.header("forward", 2, 1), attempt=2))
     assert c.num_held == 2
-    out = c.do(LeaveAsked("test"))
+    c.do(LeaveAsked("test"))
+    out = c.do(LeaveAsked("now"))
     assert sent(out, Goodbye, "lead")
     assert of(out, Exit)
     assert c.num_held == 0
@@ -306,6 +309,10 @@ def answers(rng: random.Random, c: Core, commands: list[Command]) -> list[Any]:
             out.append(Reduced(x.stage, x.step, x.attempt, "d", rng.choice((1.0, 1.0, float("nan"))), 0.1))
         elif isinstance(x, CreateSeat):
             out.append(SeatCreated(x.stage, "d", 8))
+        elif isinstance(x, Learn):
+            state = rng.choice((c.state.chain.state_ids[x.stage], "older"))
+            out.append(LearningGoesOn(x.stage, 1, 2, 1.0))
+            out.append(Learned(x.stage, state, c.state.chain.step, "d", 1, 1.0, 0, ("lead",), 8, 0.1))
         elif isinstance(x, Apply):
             out.append(Applied(x.stage, x.step, x.state_id, "d", 1, 0.1))
     return out
@@ -371,6 +378,8 @@ def test_nothing_that_peers_send_makes_a_node_raise_or_leak(seed: int, peer: str
         for event in todo:
             c.do(event)
         c.do(LeaveAsked("the end"))
+        if not c.state._exiting:
+            c.do(LeaveAsked("at once"))
         assert c.num_held == 0, f"round {round_}: {c.num_held} handles are left"
     expected = {"SendMessage", "Release", "Note"} | ({"Compute"} if peer != "bystander" else set())
     assert expected <= done, "the fuzz reaches nothing"

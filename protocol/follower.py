@@ -1,0 +1,119 @@
+"""A member's side of the chain: it holds what is proposed, takes in what is decided, begins anew where too much is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from protocol.acceptor import Acceptor
+from protocol.chain import Chain
+from protocol.checks import shares_misfit
+from protocol.commands import Command, Note, SendMessage
+from protocol.ids import Member, PeerId
+from protocol.manifest import Manifest
+from protocol.messages import Decide, Held, Message, OpenStep, Propose, Proposed, RecordsWanted, Summary
+from protocol.records import Commit, Roster
+from protocol.view import View
+from protocol.workbench import Workbench
+
+
+class Follower:
+    """`claim` is called when this node's seats may have changed. `take` hands over the commands made since the last call."""
+
+    def __init__(self, me: Member, manifest: Manifest, chain: Chain, acceptor: Acceptor, bench: Workbench, view: View) -> None:
+        self.claim: Callable[[], None] = lambda: None
+        self._me, self._manifest, self._chain = me, manifest, chain
+        self._acceptor, self._bench, self._view = acceptor, bench, view
+        self._out: list[Command] = []
+
+    def take(self) -> list[Command]:
+        """Commands made since the last call."""
+        out, self._out = self._out, []
+        return out
+
+    def _send(self, peer: PeerId, message: Message) -> None:
+        self._out.append(SendMessage(peer, message))
+
+    def _refuse(self, peer: PeerId, wrong: str) -> None:
+        self._out.append(Note("refused", {"peer": peer, "reason": wrong}))
+
+    def on_propose(self, peer: PeerId, _: int, message: Propose, _now: float) -> None:
+        """A voter is asked to hold a record."""
+        record = message.record
+        wrong = self._chain.fits(record)
+        if not wrong and isinstance(record, Commit):
+            wrong = shares_misfit(record, message.shares, self._manifest, self._chain)
+        if wrong and record.parent != self._chain.head:
+            self._send(peer, RecordsWanted(self._chain.head))
+        elif wrong:
+            self._refuse(peer, wrong)
+        elif self._acceptor.hold(message.ballot, record, message.shares):
+            held = self._acceptor.holding
+            assert held, "hold keeps what it accepts"
+            self._send(peer, Held(message.ballot, held.id))
+
+    def on_decide(self, _: PeerId, _incarnation: int, message: Decide, now: float) -> None:
+        """The coordinator says what was decided."""
+        self._bench.introduce(message.contacts)
+        self.learn(Proposed(message.ballot, message.record, message.shares), now)
+
+    def learn(self, told: Proposed, now: float) -> None:
+        """A record is decided; if it is the next one, take it in."""
+        record, parent = told.record, self._chain.head
+        if record.parent != parent:
+            return
+        wrong = self._chain.fits(record)
+        if wrong:
+            self._refuse(told.ballot.peer, wrong)
+            return
+        ballot = [told.ballot.term, told.ballot.peer]
+        head = self._chain.append(record, told.shares)
+        self._acceptor.settled(head)
+        self._out.append(Note("decided", {"record": head, "parent": parent, "ballot": ballot, "step": self._chain.step}))
+        self._bench.end_evaluation()
+        if isinstance(record, Commit):
+            loss = {"step": record.step, "value": record.loss_sum / record.tokens, "tokens": record.tokens}
+            self._out.append(Note("loss", loss))
+            self._bench.commit(record, told.shares, now)
+        else:
+            self._enroll(record, now)
+
+    def _enroll(self, roster: Roster, now: float) -> None:
+        for leave in roster.leaves:
+            self._out.append(Note("left", {"stage": leave.stage, "peer": leave.member.peer, "step": roster.step}))
+            if leave.member == self._me:
+                self._bench.leave_seat(leave.stage)
+            if self._chain.member_of(leave.member.peer) is None and leave.member.peer != self._bench.leader:
+                self._view.forget(leave.member.peer)
+        for join in roster.joins:
+            fields = {"stage": join.stage, "peer": join.member.peer, "role": join.role, "step": roster.step}
+            self._out.append(Note("joined", fields))
+            if join.member == self._me:
+                self._bench.take_seat(join)
+        self._bench.roster_changed(now)
+        self.claim()
+
+    def on_summary(self, peer: PeerId, _: int, message: Summary, now: float) -> None:
+        """This node lacks more than the coordinator still has: it goes on from the newest, without state of its own."""
+        if message.height <= self._chain.height:
+            return
+        self._bench.introduce(message.contacts)
+        self._bench.close_attempt()
+        self._bench.end_evaluation()
+        wrong = self._chain.adopt(message)
+        if wrong:
+            self._refuse(peer, wrong)
+            return
+        self._acceptor.settled(message.head)
+        self._out.append(Note("caught_up", {"record": message.head, "step": message.step}))
+        self._bench.begin_anew()
+        for seating in self._chain.seatings:
+            if seating.member == self._me and seating.role == "learner":
+                self._bench.take_seat(seating)
+        self._bench.roster_changed(now)
+        self.claim()
+
+    def on_open_step(self, peer: PeerId, _: int, message: OpenStep, now: float) -> None:
+        """The coordinator opens a step."""
+        if message.step > self._chain.step and message.parent != self._chain.head:
+            self._send(peer, RecordsWanted(self._chain.head))
+        self._bench.ask_open(message, now)

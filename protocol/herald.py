@@ -1,0 +1,70 @@
+"""How the run stands, told to everybody who waits for something: on each change, and to each again after a while."""
+
+from __future__ import annotations
+
+from protocol.chain import Chain
+from protocol.commands import SendMessage
+from protocol.ids import Ballot, PeerId
+from protocol.messages import Phase, Standing
+
+STANDING_HEARTBEATS = 5.0
+
+
+class Herald:
+    """Members are told, and spares from their first wish on. `take` hands over what is to be sent."""
+
+    def __init__(self, ballot: Ballot, chain: Chain, heartbeat_s: float) -> None:
+        self.phase: Phase = "waiting"
+        self.sentence = "waiting for nodes"
+        self.validation: tuple[int, float] = (-1, 0.0)
+        self._ballot, self._chain = ballot, chain
+        self._again_s = STANDING_HEARTBEATS * heartbeat_s
+        self._told_at: dict[PeerId, float] = {}
+        self._out: list[SendMessage] = []
+
+    def take(self) -> list[SendMessage]:
+        """Messages made since the last call."""
+        out, self._out = self._out, []
+        return out
+
+    def welcome(self, peer: PeerId) -> None:
+        """A spare is told with the next tick, and from then on."""
+        self._told_at.setdefault(peer, -1e9)
+
+    def forget(self, peer: PeerId) -> None:
+        """The peer is gone."""
+        self._told_at.pop(peer, None)
+
+    def known(self) -> list[PeerId]:
+        """Everybody who is told."""
+        return list(self._told_at)
+
+    def stand(self, phase: Phase, sentence: str, now: float) -> None:
+        """The run stands so from now on."""
+        if (phase, sentence) != (self.phase, self.sentence):
+            self.phase, self.sentence = phase, sentence
+            if phase != "evaluating":
+                self.tell_everybody(now)
+
+    def tell_everybody(self, now: float) -> None:
+        """Something changed."""
+        for member in self._chain.members():
+            self._told_at[member.peer] = now
+        for peer in self._told_at:
+            self._told_at[peer] = now
+            self.tell(peer)
+
+    def again(self, now: float) -> None:
+        """Time has passed: repeat it to those that heard it long ago."""
+        for peer, at in self._told_at.items():
+            if now - at >= self._again_s:
+                self._told_at[peer] = now
+                self.tell(peer)
+
+    def tell(self, peer: PeerId) -> None:
+        """Tell one peer now."""
+        self._out.append(SendMessage(peer, self.standing()))
+
+    def standing(self) -> Standing:
+        """What is told."""
+        return Standing(self._ballot, self.phase, self.sentence, self._chain.step, *self.validation)

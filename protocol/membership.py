@@ -1,0 +1,178 @@
+"""Who joins, leaves, moves and changes roles: what the next Roster says, and when a step waits for a newcomer.
+
+A newcomer to a living stage is a learner until it holds the newest state, passive until it has applied one update with the same
+digest as a sibling, and active then. A leaver goes as soon as others hold its stages. Everything happens between two steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from protocol.chain import Chain, choose_voters
+from protocol.commands import Note
+from protocol.digests import Digests
+from protocol.gathering import Gathering
+from protocol.ids import Member, PeerId
+from protocol.learners import Learners
+from protocol.losses import promotions
+from protocol.manifest import Manifest
+from protocol.messages import AppliedReport, Learning, Wish
+from protocol.placement import Placement, is_copy
+from protocol.records import Roster, Seating
+from protocol.speeds import Speeds
+from protocol.takeover import ranks
+
+MOVE_HEARTBEATS = 30.0
+"""A stage must be starved for so long before a replica moves there, and no move follows a change of the roster sooner."""
+COPY_HEARTBEATS = 5.0
+"""How long a leaver waits for the successor of its embedding copy."""
+MAX_STRIKES = 3
+"""A node whose updates came out different so often gets no seat any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What the next Roster says, with notes for the event log. A seat that changes its role is in `joins`."""
+
+    joins: tuple[Seating, ...] = ()
+    leaves: tuple[Seating, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.joins or self.leaves)
+
+
+class Membership:
+    """See the module. Facts come in through `on_*`."""
+
+    def __init__(self, manifest: Manifest, chain: Chain) -> None:
+        timing = manifest.timing
+        self.gathering = Gathering(manifest)
+        self.speeds = Speeds()
+        self.learners = Learners(chain, timing.heartbeat_s, timing.join_pause_s)
+        self.digests = Digests(chain)
+        self.leaving: dict[Member, tuple[float, str]] = {}
+        """Since when, and why."""
+        self._manifest, self._chain = manifest, chain
+        self._placement = Placement(manifest, chain, self.speeds)
+        self._beat_s = timing.heartbeat_s
+        self._strikes: dict[PeerId, int] = {}
+        self._changed_at = 0.0
+        self._starved_since: float | None = None
+
+    # ---- facts ----
+
+    def on_wish(self, wish: Wish) -> bool:
+        """Somebody wants a seat; False where the wish is outdated, or nothing is to be had for this node."""
+        return self._strikes.get(wish.member.peer, 0) < MAX_STRIKES and self.gathering.enter(wish)
+
+    def on_leave(self, member: Member, reason: str, now: float) -> None:
+        """A member wants to go in order."""
+        if self._chain.member_of(member.peer) == member:
+            self.leaving.setdefault(member, (now, reason))
+
+    def on_learning(self, member: Member, message: Learning, now: float) -> None:
+        """A learner says how far it is."""
+        self.learners.look(now)
+        self.learners.enter(member, message)
+
+    def on_applied(self, member: Member, message: AppliedReport) -> None:
+        """A replica has applied an update."""
+        self.digests.enter(message.stage, message.state_id, member, message.digest)
+
+    def strike(self, peer: PeerId) -> None:
+        """The node's updates come out different: it loses its seats, and after some time its claim to any."""
+        self._strikes[peer] = self._strikes.get(peer, 0) + 1
+
+    # ---- decisions ----
+
+    def roster(self, changes: Changes, me: Member) -> Roster:
+        """The record that says so. `me` coordinates and votes first, or, if it goes, the one that is to take over."""
+        chain = self._chain
+        gone = {(s.stage, s.member) for s in (*changes.leaves, *changes.joins)}
+        after = [*(s for s in chain.seatings if (s.stage, s.member) not in gone), *changes.joins]
+        first = me
+        if me in self.leaving and all(s.member != me for s in after):
+            active = [s.member for s in after if s.role == "active"]
+            first = next((m for m in [*ranks(chain, self._manifest.num_stages), *active] if m in active), me)
+        return Roster(chain.head, chain.step, changes.joins, changes.leaves, choose_voters(after, first))
+
+    def changes(self, now: float) -> Changes:
+        """What to decide between two steps; empty if nothing."""
+        self.learners.look(now)
+        self.speeds.keep(self._chain.seatings)
+        self.leaving = {m: why for m, why in self.leaving.items() if self._chain.member_of(m.peer) == m}
+        found = self._leavers(now) or self._raised() or self._granted() or self._moved(now)
+        if found:
+            self._changed_at, self._starved_since = now, None
+        return found
+
+    def _leavers(self, now: float) -> Changes:
+        gone: list[Member] = []
+        for member, (since, _) in self.leaving.items():
+            if self._may_go(member, [*gone, member], now - since):
+                gone.append(member)
+        leaves = tuple(s for s in self._chain.seatings if s.member in gone)
+        stay = [s for s in self._chain.seatings if s.member not in gone]
+        return Changes(promotions(stay) if gone else (), leaves)
+
+    def _may_go(self, member: Member, gone: Sequence[Member], waited_s: float) -> bool:
+        """Does somebody else hold each of its stages? A copy of the embedding may wait a little for its successor."""
+        mine = [s for s in self._chain.seatings if s.member == member]
+        held = [s.stage for s in mine if s.role != "learner"]
+        if any(all(s.member in gone for s in self._chain.holders(stage)) for stage in held):
+            return False
+        has_copy = any(is_copy(s, self._chain) and s.role == "passive" for s in mine)
+        successors = any(s.role == "learner" and is_copy(s, self._chain) for s in self._chain.seated(0))
+        waits = has_copy and (successors or bool(self._placement.copies(gone)))
+        return not waits or waited_s > COPY_HEARTBEATS * self._beat_s
+
+    def _raised(self) -> Changes:
+        """Learners that hold the newest state become passive; passive ones that have proved themselves become active."""
+        joins, leaves, notes = [], [], []
+        roles = {(s.stage, s.member): s for s in self._chain.seatings}
+        for stage, member, digest in self.learners.caught_up():
+            seating, right = roles[stage, member], self.digests.believed(stage, self._chain.state_ids[stage])
+            if right in ("", digest):
+                self.digests.forget(stage, member)
+                joins.append(replace(seating, role="passive"))
+            else:
+                self.strike(member.peer)
+                leaves.append(seating)
+                notes.append(mismatch(stage, member, digest, right, self._chain.step))
+        for seating in self._chain.seatings:
+            ready = seating.role == "passive" and not is_copy(seating, self._chain)
+            if ready and self.digests.is_proven(seating.stage, seating.member):
+                joins.append(replace(seating, role="active"))
+        return Changes(tuple(joins), tuple(leaves), tuple(notes))
+
+    def _granted(self) -> Changes:
+        """Seats for those that wish for one, and embedding copies where some are missing."""
+        joins: list[Seating] = []
+        seated = {m.peer for m in self._chain.members()}
+        for wish in self.gathering.wishes.values():
+            stage = None if wish.member.peer in seated else self._placement.stage_for(wish, joins)
+            if stage is not None and self._chain.holders(stage):
+                joins.append(Seating(stage, wish.member, "learner"))
+            elif stage is not None and self._chain.step == 0:
+                joins.append(Seating(stage, wish.member, "active"))
+        return Changes((*joins, *self._placement.copies(list(self.leaving))))
+
+    def _moved(self, now: float) -> Changes:
+        move = self._placement.move() if not self.leaving else None
+        if move is None:
+            self._starved_since = None
+            return Changes()
+        if self._starved_since is None:
+            self._starved_since = now
+        if now - max(self._starved_since, self._changed_at) < MOVE_HEARTBEATS * self._beat_s:
+            return Changes()
+        left, taken = move
+        fields = {"peer": left.member.peer, "stage": left.stage, "to": taken.stage, "step": self._chain.step}
+        return Changes((taken,), (left,), (Note("moved", fields),))
+
+
+def mismatch(stage: int, member: Member, digest: str, right: str, step: int) -> Note:
+    """A replica holds something else than its siblings under the same state_id."""
+    return Note("digest_mismatch", {"stage": stage, "peer": member.peer, "digest": digest, "own": right, "step": step})

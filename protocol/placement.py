@@ -1,0 +1,112 @@
+"""Where a node is needed: the stage for a newcomer, passive copies of the embedding, and moves between stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from protocol.chain import Chain
+from protocol.ids import Member
+from protocol.manifest import Manifest
+from protocol.messages import Wish
+from protocol.records import Seating
+from protocol.speeds import Speeds
+
+MAX_LEARNERS = 4
+"""Per stage at once: their donors train meanwhile."""
+GAIN = 1.25
+"""A replica moves only where the slowest stage becomes faster by this factor: hysteresis."""
+
+
+def wanted_copies(manifest: Manifest) -> int:
+    """Passive replicas of stage 0 on block-stage nodes."""
+    return manifest.recovery.embedding_copies if manifest.recovery.policy != "none" else 0
+
+
+def copy_candidates(rows: Sequence[Sequence[Member]]) -> list[Member]:
+    """Who may hold a copy of the embedding stage, best first: one of S1, one of S_N, then inwards; none that holds stage 0.
+    `rows[stage]`: members that hold the stage."""
+    last = len(rows) - 1
+    outward = [s for pair in zip(range(1, last + 1), range(last, 0, -1), strict=True) for s in pair]
+    chosen: list[Member] = []
+    for stage in outward:
+        fresh = [m for m in rows[stage] if m not in rows[0] and m not in chosen]
+        chosen += fresh[:1]
+    return chosen
+
+
+def is_copy(seating: Seating, chain: Chain) -> bool:
+    """Is it a copy of the embedding on a node that serves a block stage? Others at stage 0 are there to compute."""
+    if seating.stage or seating.role == "active":
+        return False
+    return any(s.member == seating.member and s.stage for s in chain.seatings)
+
+
+class Placement:
+    """Looks at chain and speeds, changes nothing."""
+
+    def __init__(self, manifest: Manifest, chain: Chain, speeds: Speeds) -> None:
+        self._manifest, self._chain, self._speeds = manifest, chain, speeds
+
+    def stage_for(self, wish: Wish, more: Sequence[Seating]) -> int | None:
+        """The stage for a newcomer: the one it asks for, else an empty one, else the slowest; None where there is no room.
+        `more`: seats that are being granted."""
+        stages = range(self._manifest.num_stages)
+        asked = [wish.stage] if wish.stage in stages else list(stages)
+        free = [s for s in asked if self._has_room(s, more)]
+        return min(free, key=lambda s: (*self._strength(s, more), s), default=None)
+
+    def _serving(self, stage: int, more: Sequence[Seating]) -> list[Seating]:
+        """Who computes, or will."""
+        seated = [*self._chain.seated(stage), *(s for s in more if s.stage == stage)]
+        return [s for s in seated if not is_copy(s, self._chain)]
+
+    def _has_room(self, stage: int, more: Sequence[Seating]) -> bool:
+        serving = self._serving(stage, more)
+        learners = sum(s.role == "learner" for s in serving)
+        return len(serving) < self._manifest.batch.num_microbatches and learners < MAX_LEARNERS
+
+    def _strength(self, stage: int, more: Sequence[Seating]) -> tuple[float, int]:
+        serving = self._serving(stage, more)
+        return round(self._speeds.throughput(serving), 6), len(serving)
+
+    def copies(self, going: Sequence[Member]) -> list[Seating]:
+        """Learners of stage 0 to be copies, so many as are missing when those that go are gone."""
+        have = [s for s in self._chain.seated(0) if is_copy(s, self._chain) and s.member not in going]
+        missing = wanted_copies(self._manifest) - len(have)
+        if missing <= 0 or not self._chain.active(0):
+            return []
+        stages = range(self._manifest.num_stages)
+        rows = [[s.member for s in self._chain.holders(i) if s.member not in going] for i in stages]
+        rows[0] = [s.member for s in self._chain.seated(0)]
+        return [Seating(0, member, "learner") for member in copy_candidates(rows)[:missing]]
+
+    def move(self) -> tuple[Seating, Seating] | None:
+        """(seat given up, seat taken) of a replica that helps more elsewhere; never a stage's last active one."""
+        stages = range(self._manifest.num_stages)
+        if any(s.role == "learner" and not is_copy(s, self._chain) for s in self._chain.seatings):
+            return None
+        power = {s: self._speeds.throughput(self._serving(s, ())) for s in stages}
+        slow = min(stages, key=lambda s: (power[s], s))
+        best: tuple[float, Seating] | None = None
+        for stage in stages:
+            active = self._chain.active(stage)
+            if stage == slow or len(active) < 2 or not self._has_room(slow, ()):
+                continue
+            mover = active[-1]
+            if any(s.member == mover.member for s in self._chain.seated(slow)):
+                continue
+            after = min(power[stage] - self._speeds.speed(stage, mover.member), power[slow] + self._newcomer(slow, mover))
+            if after >= GAIN * power[slow] and (best is None or after > best[0]):
+                best = after, mover
+        if best is None:
+            return None
+        mover = best[1]
+        return mover, Seating(slow, mover.member, "learner")
+
+    def _newcomer(self, stage: int, mover: Seating) -> float:
+        """What the mover would add: as fast at the new stage as it is at the old one, compared with its present peers."""
+        peers = self._chain.active(mover.stage)
+        mean = self._speeds.throughput(peers) / len(peers)
+        active = self._chain.active(stage)
+        other = self._speeds.throughput(active) / len(active) if active else mean
+        return other * self._speeds.speed(mover.stage, mover.member) / mean

@@ -57,7 +57,8 @@ class Gathering:
         missing = [stage for stage, row in enumerate(rows) if len(row) < need]
         if missing:
             return Gathered((), _waiting(missing, sum(need - len(rows[s]) for s in missing)))
-        seatings = [Seating(s, member, "active") for s, row in enumerate(rows) for member in row]
+        pinned = {wish.member for wish in wishes if 0 <= wish.stage < len(rows)}
+        seatings = [Seating(s, member, "active", pinned=member in pinned) for s, row in enumerate(rows) for member in row]
         copies = copy_candidates(rows)[: wanted_copies(self._manifest)]
         return Gathered((*seatings, *(Seating(0, member, "passive") for member in copies)), "every stage has a node")
 

@@ -154,9 +154,9 @@ class Membership:
         for wish in self.gathering.wishes.values():
             stage = None if wish.member.peer in seated else self._placement.stage_for(wish, joins)
             if stage is not None and self._chain.holders(stage):
-                joins.append(Seating(stage, wish.member, "learner"))
+                joins.append(Seating(stage, wish.member, "learner", pinned=wish.stage == stage))
             elif stage is not None and self._chain.step == 0:
-                joins.append(Seating(stage, wish.member, "active"))
+                joins.append(Seating(stage, wish.member, "active", pinned=wish.stage == stage))
         return Changes((*joins, *self._placement.copies(list(self.leaving))))
 
     def _moved(self, now: float) -> Changes:

@@ -90,11 +90,10 @@ class Placement:
         best: tuple[float, Seating] | None = None
         for stage in stages:
             active = self._chain.active(stage)
-            if stage == slow or len(active) < 2 or not self._has_room(slow, ()):
+            free = [s for s in active if not s.pinned and s.member not in {x.member for x in self._chain.seated(slow)}]
+            if stage == slow or len(active) < 2 or not free or not self._has_room(slow, ()):
                 continue
-            mover = active[-1]
-            if any(s.member == mover.member for s in self._chain.seated(slow)):
-                continue
+            mover = free[-1]
             after = min(power[stage] - self._speeds.speed(stage, mover.member), power[slow] + self._newcomer(slow, mover))
             if after >= GAIN * power[slow] and (best is None or after > best[0]):
                 best = after, mover

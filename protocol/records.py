@@ -56,6 +56,8 @@ class Seating:
     member: Member
     role: Role
     generation: int = 0
+    pinned: bool = False
+    """The member asked for this stage: it is not moved elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)

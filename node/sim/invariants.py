@@ -61,6 +61,7 @@ class Invariants:
         self._held: defaultdict[tuple[Ballot, RecordId], set[Member]] = defaultdict(set)
         self._digests: dict[tuple[int, StateId], str] = {}
         self._states: dict[int, StateId] = {}
+        self._steps: dict[tuple[int, StateId], int] = {}
         self._noted: Counter[tuple[Member, int, Key, int]] = Counter()
         self._latest: dict[tuple[Member, int], Key] = {}
         self._payloads: Counter[Key] = Counter()
@@ -114,6 +115,15 @@ class Invariants:
         self._states.setdefault(seat.stage, seat.state_id)
         self._agree(node, seat)
 
+    def learned(self, node: SimNode, seat: SimSeat) -> None:
+        """A learner holds a whole copy."""
+        self._agree(node, seat)
+        self.num_checked["copies"] += 1
+
+    def step_of(self, state_id: StateId, stage: int) -> int:
+        """The step after which the stage had this state."""
+        return self._steps.get((stage, state_id), 0)
+
     def applied(self, node: SimNode, seat: SimSeat, command: Apply, before: StateId) -> None:
         """A seat's weights changed."""
         member, step = node.spec.member, command.step
@@ -122,7 +132,8 @@ class Invariants:
         assert commit is not None
         _, record, name = commit
         seats = self.places[record.parent].seats
-        require((seat.stage, member) in seats, f"{node!r} applied step {step} of stage {seat.stage} off the roster")
+        on_roster = (seat.stage, member) in seats and seats[seat.stage, member].role != "learner"
+        require(on_roster, f"{node!r} applied step {step} of stage {seat.stage} off the roster")
         wanted = next_state_id(before, name)
         require(seat.state_id == wanted, f"S1: {node!r} left the chain of stage {seat.stage} at step {step}")
         self._agree(node, seat)
@@ -200,6 +211,7 @@ class Invariants:
             self.places[name] = before
             self.commits.append((self.now(), record, name))
             self._states = {stage: next_state_id(state, name) for stage, state in self._states.items()}
+            self._steps |= dict.fromkeys(self._states.items(), record.step)
         self.head = name
 
     def _check_commit(self, commit: Commit) -> None:

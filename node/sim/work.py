@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from node.sim.invariants import Invariants
+from node.sim.copies import Copies
 from node.sim.machine import (
     COST,
     PRODUCES,
@@ -18,33 +17,26 @@ from node.sim.machine import (
     require,
     sum_digest,
 )
-from node.sim.network import Network
 from node.sim.nodes import SimNode
-from protocol.commands import Apply, Command, Compute, CreateSeat, Discard, DropSeat, Reduce, Work
-from protocol.events import Applied, CommandFailed, ComputeDone, Event, Reduced, SeatCreated
+from node.sim.surroundings import Surroundings
+from protocol.commands import (
+    Apply,
+    Command,
+    Compute,
+    CreateSeat,
+    Discard,
+    DropSeat,
+    KeepGradients,
+    Learn,
+    Reduce,
+    StopLearning,
+    Work,
+)
+from protocol.events import Applied, CommandFailed, ComputeDone, Reduced, SeatCreated
 from protocol.ids import PeerId, hash_of, initial_state_id
-from protocol.manifest import Manifest
 
 CREATE_S = (0.05, 0.5)
 GRADIENT_BYTES = 1 << 20
-
-
-class Surroundings(Protocol):
-    """The part of the world that computing needs."""
-
-    manifest: Manifest
-    rng: random.Random
-    network: Network
-    watch: Invariants
-    now: float
-    nodes: dict[PeerId, SimNode]
-    payload_bytes: int
-
-    def post(self, at: float, node: SimNode | None, call: Callable[..., None], *args: Any) -> None:
-        """Call at a time."""
-
-    def handle(self, node: SimNode, event: Event) -> None:
-        """Let the node decide about the event and carry out what follows."""
 
 
 @dataclass(slots=True)
@@ -73,6 +65,7 @@ class Works:
     def __init__(self, world: Surroundings) -> None:
         self._world = world
         self._reduces: dict[tuple[int, int, int, Any], Gathered] = {}
+        self.copies = Copies(world)
         self.commands: dict[type[Command], Callable[[SimNode, Any], None]] = {
             Compute: self._queue_job,
             Apply: self._queue_job,
@@ -80,6 +73,9 @@ class Works:
             DropSeat: self._drop_seat,
             Reduce: self._reduce,
             Discard: self._discard,
+            Learn: self.copies.learn,
+            StopLearning: self.copies.stop,
+            KeepGradients: self.copies.keep,
         }
 
     def died(self, node: SimNode) -> None:
@@ -103,7 +99,8 @@ class Works:
         self._world.handle(node, SeatCreated(stage, seat.digest, 1 << 20))
 
     def _drop_seat(self, node: SimNode, command: DropSeat) -> None:
-        del node.seats[command.stage]
+        self.copies.drop(node, command.stage)
+        node.seats.pop(command.stage, None)  # a learner has none before its first copy
 
     def _discard(self, node: SimNode, command: Discard) -> None:
         node.seats[command.stage].discard((command.step, command.attempt))

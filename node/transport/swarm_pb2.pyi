@@ -295,16 +295,18 @@ class Commit(_message.Message):
     def __init__(self, parent: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., results: _Optional[_Iterable[_Union[StageResult, _Mapping]]] = ..., loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class Seating(_message.Message):
-    __slots__ = ("stage", "member", "role", "generation")
+    __slots__ = ("stage", "member", "role", "generation", "pinned")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
     stage: int
     member: Member
     role: str
     generation: int
-    def __init__(self, stage: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., role: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+    pinned: bool
+    def __init__(self, stage: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., role: _Optional[str] = ..., generation: _Optional[int] = ..., pinned: _Optional[bool] = ...) -> None: ...
 
 class Roster(_message.Message):
     __slots__ = ("parent", "step", "joins", "leaves", "voters")

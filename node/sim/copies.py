@@ -1,0 +1,90 @@
+"""Simulated catch-up: a learner copies a stage from whoever holds it, late, again and again until it takes part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from node.sim.machine import SimSeat
+from node.sim.nodes import SimNode
+from node.sim.surroundings import Surroundings
+from protocol.commands import KeepGradients, Learn, StopLearning
+from protocol.events import Learned, LearningGoesOn
+
+STATE_BYTES = 12 << 20
+ROUND_TRIPS = 4.0
+LOOK_AGAIN_S = 0.05
+STATE_VECTORS = 3.0
+"""A state takes so many times the bytes of a gradient."""
+
+
+class Copies:
+    """Carries out Learn and what ends it. A donor that dies meanwhile is replaced; only what it had is delivered."""
+
+    def __init__(self, world: Surroundings) -> None:
+        self._world = world
+        self._learning: dict[tuple[SimNode, int], int] = {}
+        self._round = 0
+        self.num_copied = self.num_failed = 0
+
+    def learn(self, node: SimNode, command: Learn) -> None:
+        """A seat without state, to be filled."""
+        self._round += 1
+        self._learning[node, command.stage] = self._round
+        self._world.post(self._world.now, node, self._copy, node, command.stage, self._round, "")
+
+    def stop(self, node: SimNode, command: StopLearning) -> None:
+        """The seat takes part in steps now."""
+        del self._learning[node, command.stage]
+
+    def drop(self, node: SimNode, stage: int) -> None:
+        """The seat is gone."""
+        self._learning.pop((node, stage), None)
+
+    def keep(self, _node: SimNode, _command: KeepGradients) -> None:
+        """Donors have what is asked for."""
+
+    def _copy(self, node: SimNode, stage: int, round_: int, have: str) -> None:
+        """Begin to copy the newest state that somebody holds, if it is another one than `have`."""
+        if self._learning.get((node, stage)) != round_:
+            return
+        world = self._world
+        donors = [n for n in self._donors(node, stage) if n.seats[stage].state_id != have]
+        if not donors:
+            world.post(world.now + LOOK_AGAIN_S, node, self._copy, node, stage, round_, have)
+            return
+        donor = world.rng.choice(donors)
+        seat = replace(donor.seats[stage], retained=set(), gradients={}, sums={}, discarded=(0, 0))
+        seconds = self._seconds(node, donor, first=not have)
+        if not have or world.rng.random() < 0.3:
+            world.handle(node, LearningGoesOn(stage, 0, STATE_BYTES, seconds))
+        world.post(world.now + seconds, node, self._copied, node, donor, seat, round_, have, seconds)
+
+    def _donors(self, node: SimNode, stage: int) -> list[SimNode]:
+        running = [n for n in self._world.nodes.values() if not n.dead and not n.frozen and n is not node]
+        return [n for n in running if stage in n.seats and (n, stage) not in self._learning]
+
+    def _seconds(self, node: SimNode, donor: SimNode, first: bool) -> float:
+        network = self._world.network
+        size = STATE_BYTES if first else STATE_BYTES / STATE_VECTORS
+        seconds = ROUND_TRIPS * network.latency(node.peer, donor.peer) + size / min(
+            network.rate(node.peer), network.rate(donor.peer)
+        )
+        return seconds * (0.9 + 0.2 * self._world.rng.random())
+
+    def _copied(self, node: SimNode, donor: SimNode, seat: SimSeat, round_: int, have: str, seconds: float) -> None:
+        stage = seat.stage
+        if self._learning.get((node, stage)) != round_:
+            return
+        if donor.dead or donor.frozen:
+            self.num_failed += 1
+            self._copy(node, stage, round_, have)
+            return
+        self.num_copied += 1
+        node.seats[stage] = seat
+        self._world.watch.learned(node, seat)
+        step = self._world.watch.step_of(seat.state_id, stage)
+        self._world.handle(
+            node, Learned(stage, seat.state_id, step, seat.digest, seat.age, 1.0, 0, (donor.peer,), STATE_BYTES, seconds)
+        )
+        if not node.dead:
+            self._world.post(self._world.now, node, self._copy, node, stage, round_, seat.state_id)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
+from node.admission import judge_of, shown, shown_by_founder
 from node.certificates import papers_of
 from node.clock import SystemClock
 from node.config import NodeSettings
@@ -105,6 +106,7 @@ class _Run:
 
     run_id: str
     digest: str
+    ticket: str = ""
     initial_peers: tuple[str, ...] = ()
 
 
@@ -116,6 +118,7 @@ class _Network:
     transport: GrpcTransport
     directory: HivemindDirectory
     asker: Asker
+    guests: Guests
     address: str
     """HOST:PORT at which others reach the transport."""
 
@@ -151,35 +154,40 @@ class _Node:
     # ---- the run's description ----
 
     async def _start(self, home: _Home, group: asyncio.TaskGroup, stack: AsyncExitStack) -> int:
-        manifest = self._own_manifest()
+        manifest, key = self._own_manifest()
         _checked_stage(self._settings.stage, manifest)
+        ticket = shown_by_founder(self._settings.ticket, manifest, key, home.member.peer, self._clock.wall()).text
         tokens = LazyTokens(manifest, self._blobs)
         tokens.open()
-        network = await self._open_network(home, _Run(manifest.run_id, manifest.digest), group, stack)
+        network = await self._open_network(home, _Run(manifest.run_id, manifest.digest, ticket), group, stack)
         return await self._live(home, manifest, network, tokens, group, stack)
 
-    def _own_manifest(self) -> Manifest:
-        """The organiser's manifest, with the organiser's key in it."""
+    def _own_manifest(self) -> tuple[Manifest, OrganiserKey | None]:
+        """The organiser's manifest, with the organiser's key in it, and the key if it is here."""
         assert self._source.manifest_file, "only the organiser has a manifest file"
         manifest, path = load(self._source.manifest_file), self._settings.state_dir / ORGANISER_FILE
         if manifest.organiser:
-            return manifest
+            return manifest, OrganiserKey.load(path) if path.exists() else None
         key = OrganiserKey.load(path) if path.exists() else OrganiserKey.create(path)
-        return from_mapping(manifest.model_dump() | {"organiser": key.public})
+        return from_mapping(manifest.model_dump() | {"organiser": key.public}), key
 
     async def _join(self, home: _Home, invite: Invite, group: asyncio.TaskGroup, stack: AsyncExitStack) -> int:
-        run = _Run(invite.run_id, invite.manifest_digest, invite.addresses)
+        run_id, peer = invite.run_id, home.member.peer
+        own = shown(self._settings.ticket, run_id, invite.organiser, peer, self._clock.wall())
+        run = _Run(run_id, invite.manifest_digest, own.text, invite.addresses)
         network = await self._open_network(home, run, group, stack)
         m, http = home.member, network.http.address
         claim = Lease(m.peer, m.incarnation, self._settings.name, network.address, http, (), 0, False, False, expires=0.0)
-        newcomer = Newcomer(claim, network.directory, network.asker, self._clock, self._screen.say)
-        shown = group.create_task(newcomer.show(), name="the newcomer's lease")
+        newcomer = Newcomer(claim, network.directory, network.asker, self._clock, self._screen.say, own.flaw)
+        lease = group.create_task(newcomer.show(), name="the newcomer's lease")
         manifest, leases = await newcomer.manifest(invite)
+        if own.flaw and manifest.admission == "invited":
+            raise UnusableError(4, own.flaw)
         tokens = LazyTokens(manifest, self._blobs)
         if self._settings.stage == 0:
             await _fetch(tokens, leases, network.asker)
             tokens.open()
-        shown.cancel()
+        lease.cancel()
         return await self._live(home, manifest, network, tokens, group, stack)
 
     # ---- the network ----
@@ -192,14 +200,14 @@ class _Node:
         http = HttpServer.open(host, port, self._desk.sources())
         stack.callback(http.close)
         guests = Guests(home.member.peer, self._clock)
-        security = Tls(papers_of(home.identity.key), guests.admits)
+        security = Tls(papers_of(home.identity.key), guests.admits, guests.flaw_of)
         transport = await self._open_transport(home, run.run_id, security, group)
         stack.push_async_callback(_bounded, transport.close, "the streams")
         directory = await self._open_directory(home, run, guests, group)
         stack.push_async_callback(_bounded, directory.close, "the directory")
         guests.open(directory.leases)
         address = self._settings.announce or announced(transport.address, run.initial_peers)
-        network = _Network(http, transport, directory, Asker(security), address)
+        network = _Network(http, transport, directory, Asker(security), guests, address)
         await self._refuse_double(home, network)
         return network
 
@@ -234,6 +242,7 @@ class _Node:
             bootstrap_timeout_s=settings.bootstrap_timeout_s,
             on_daemon_death=self._screen.say,
             on_leases=guests.note,
+            ticket=run.ticket,
         )
         self._screen.say("entering the directory")
         self._signals.abrupt = False
@@ -264,6 +273,7 @@ class _Node:
         runtime = Runtime(ports, state, network.http.address, self._desk.verify, self._observers(tokens))
         network.transport.tune(chunk_bytes=manifest.wire.chunk_bytes, max_payload_bytes=_max_payload_bytes(manifest))
         network.directory.num_stages = manifest.num_stages
+        network.guests.judge_by(judge_of(manifest, self._clock))
         self._shelf.fill(state, executor)
         self._desk.open(state, runtime, network.directory, network.transport)
         self._spawn(group, network.http.serve(), "http")

@@ -95,6 +95,9 @@ class NodeSettings:
         "auto", description="Where to compute: auto (a GPU if there is one), cpu, cuda or cuda:N."
     )
     name: Annotated[str, AfterValidator(_name)] = Field("", max_length=40, description="Name shown to others; empty = none.")
+    ticket: str = Field(
+        "", max_length=2000, description="The organiser's ticket for this node, where a run is by invitation; empty = none."
+    )
     json: bool = Field(False, description="One JSON line on stdout when the node is up; everything else on stderr.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning", description="Least level of log lines on stderr."

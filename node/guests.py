@@ -1,4 +1,5 @@
-"""Who may call this node: peers with a lease in the run's directory, which only the owner of a peer's key can sign.
+"""Who may call this node: peers with a lease in the run's directory, which only the owner of a peer's key can sign, and, in
+a run by invitation, with a ticket of the organiser in it.
 
 The directory is a hint and may be late: a peer once seen stays welcome for `KEEP_S`, so that nobody is cut off by a lapse of
 the directory; one that is not known yet waits while the directory is read again, at most once per `PAUSE_S` for all of them.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
+from node.admission import Judge, everybody
 from node.ports import Clock, Lease
 from protocol.ids import PeerId
 
@@ -29,7 +31,9 @@ class Guests:
         self._me = me
         self._clock = clock
         self._read: ReadLeases | None = None
+        self._judge: Judge = everybody
         self._until: dict[PeerId, float] = {}
+        self._unwelcome: dict[PeerId, str] = {}
         self._turn = asyncio.Lock()
         self._num_waiting = 0
         self._tried_at = self._read_at = float("-inf")
@@ -38,15 +42,35 @@ class Guests:
         """From now on leases can be read; before, only `note` makes anybody known."""
         self._read = read
 
-    def note(self, leases: Iterable[Lease]) -> None:
-        """Leases were read from the directory: their peers are known; those that leave are no longer."""
-        until = self._clock.monotonic() + KEEP_S
+    def judge_by(self, judge: Judge) -> None:
+        """The manifest is known: from now on leases are judged like this, also those that were read before."""
+        self._judge = judge
+        self._until.clear()
+
+    def note(self, leases: Iterable[Lease]) -> list[Lease]:
+        """Leases were read from the directory: their peers are known; those that leave are no longer.
+
+        Returns the leases that count: those of peers who may take part.
+        """
+        until, welcome = self._clock.monotonic() + KEEP_S, []
         for lease in leases:
             self._until.pop(lease.peer, None)  # puts it last, so that the first one is the longest unseen
+            self._unwelcome.pop(lease.peer, None)
+            why = self._judge(lease)
+            if why:
+                self._unwelcome[lease.peer] = why
+                continue
+            welcome.append(lease)
             if not lease.leaving:
                 self._until[lease.peer] = until
-        while len(self._until) > MAX_KNOWN:
-            del self._until[next(iter(self._until))]
+        for known in (self._until, self._unwelcome):
+            while len(known) > MAX_KNOWN:
+                del known[next(iter(known))]
+        return welcome
+
+    def flaw_of(self, peer: PeerId) -> str:
+        """What is wrong with the lease of a peer that is not admitted; '' where it has none."""
+        return self._unwelcome.get(peer, "")
 
     async def admits(self, peer: PeerId) -> bool:
         """Whether this proven peer has a lease; reads the directory, if need be, as it is after the call."""
@@ -67,8 +91,7 @@ class Guests:
         begun_at = self._tried_at = self._clock.monotonic()
         leases = await read()
         self._read_at = begun_at  # only now: a reading that was cancelled tells those who wait nothing
-        self.note(leases)
-        return any(lease.peer == peer and not lease.leaving for lease in leases)
+        return any(lease.peer == peer and not lease.leaving for lease in self.note(leases))
 
     def _knows(self, peer: PeerId) -> bool:
         return peer == self._me or self._until.get(peer, float("-inf")) > self._clock.monotonic()

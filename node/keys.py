@@ -1,11 +1,11 @@
-"""The organiser's Ed25519 key: signs the manifest when a run is started, and orders while it runs.
+"""The organiser's Ed25519 key: signs the manifest when a run is started, and orders and tickets while it runs.
 
 Public keys and signatures travel as hex. Errors with the key file are `UnusableError(2)`, one line.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -19,8 +19,10 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from node.private_file import broken, create_private, read_private
+from protocol.ids import PeerId
 from protocol.messages import Order
 from protocol.orders import Verify, signed_bytes
+from protocol.tickets import Ticket, encode, proof_bytes
 
 WHAT = "organiser's key"
 _MANIFEST = b"regrow manifest\n"
@@ -85,6 +87,27 @@ def sign_order(key: OrganiserKey, run_id: str, action: Literal["pause", "resume"
 def order_verifier(public: str) -> Verify:
     """The callable that `protocol.orders.refusal` asks."""
     return lambda data, signature: verify(public, data, signature)
+
+
+def sign_ticket(key: OrganiserKey, run_id: str, peer: PeerId, serial: int, expires: int) -> str:
+    """A ticket for a peer, as text."""
+    return encode("ticket", _signed(key, Ticket(run_id, peer, "", serial, expires)))
+
+
+def sign_bearer_ticket(key: OrganiserKey, run_id: str, serial: int, expires: int) -> str:
+    """A ticket for whoever has this text, which holds a new private key."""
+    bearer = Ed25519PrivateKey.generate()
+    ticket = _signed(key, Ticket(run_id, "", _public_hex(bearer), serial, expires))
+    return encode("ticket", ticket, bearer.private_bytes_raw().hex())
+
+
+def proof_of(secret: str, run_id: str, peer: PeerId) -> str:
+    """The bearer's signature for the peer that shows the ticket; `secret` is 64 hex digits."""
+    return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(secret)).sign(proof_bytes(run_id, peer)).hex()
+
+
+def _signed(key: OrganiserKey, ticket: Ticket) -> Ticket:
+    return replace(ticket, signature=key.sign(ticket.signed_bytes()))
 
 
 def _public_hex(key: Ed25519PrivateKey) -> str:

@@ -17,11 +17,14 @@ from node.ports import Lease
 from protocol.addresses import parse_host_port
 from protocol.ids import PeerId
 from protocol.manifest import MAX_BLOCK_STAGES
+from protocol.tickets import MAX_CHARS
 
 MAX_STAGES = MAX_BLOCK_STAGES + 1
 MAX_RECORD_BYTES = 4096
 MAX_NAME_CHARS = 64
 MAX_ADDRESS_CHARS = 260
+MAX_TICKET_CHARS = MAX_CHARS
+"""Whether a ticket is good is not the directory's to judge (`node.admission`)."""
 MAX_INTEGER = 2**53
 MAX_LEASE_S = 2 * 3600.0
 """No lease is believed that expires later than this from now, in seconds (timing.lease_s is at most half of it)."""
@@ -63,6 +66,7 @@ def to_record(lease: Lease) -> Record:
         "ballot_term": lease.ballot_term,
         "coordinator": lease.coordinator,
         "leaving": lease.leaving,
+        "ticket": lease.ticket,
     }
     from_record(record, lease.peer, lease.expires, lease.expires)
     return record
@@ -85,6 +89,7 @@ def from_record(record: object, peer: PeerId, expires: float, now: float) -> Lea
         coordinator=_flag(record["coordinator"]),
         leaving=_flag(record["leaving"]),
         expires=expires,
+        ticket=_text(record["ticket"], MAX_TICKET_CHARS),
     )
 
 
@@ -109,7 +114,7 @@ def newest(leases: Iterable[Lease], now: float) -> list[Lease]:
     return [best[peer] for peer in sorted(best)]
 
 
-_FIELDS = {"incarnation", "name", "address", "http", "stages", "ballot_term", "coordinator", "leaving"}
+_FIELDS = {"incarnation", "name", "address", "http", "stages", "ballot_term", "coordinator", "leaving", "ticket"}
 
 
 def _age(lease: Lease) -> tuple[int, float]:

@@ -82,6 +82,7 @@ def _line(text: str, indent: int) -> str:
 
 def scalar(value: Any) -> str:
     """A plain value, or a list of them, as YAML on one line; floats keep all their digits."""
-    if isinstance(value, tuple):
-        value = list(value)
-    return yaml.safe_dump([value], default_flow_style=True, width=1 << 30, allow_unicode=True).strip()[1:-1]
+    values = list(value) if isinstance(value, tuple) else [value]
+    plain = all(str(each).isprintable() for each in values)  # else escaped: not every line break comes back as it was
+    value = values if isinstance(value, tuple) else value
+    return yaml.safe_dump([value], default_flow_style=True, width=1 << 30, allow_unicode=plain).strip()[1:-1]

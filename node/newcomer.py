@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
 
-from node.ports import Clock, Directory, Lease, PeerError
+from node.ports import Clock, Directory, Lease, PeerError, UninvitedError, UnusableError
 from protocol.invite import Invite
 from protocol.manifest import Manifest, from_mapping
 from protocol.messages import Contact
 
 LEASE_S = 15.0
 ASK_AGAIN_S = 1.0
+ROUNDS = 3
+"""So often in a row somebody must say that a ticket is needed, and nobody give the manifest: one alone may lie, or err."""
 
 
 class Asks(Protocol):
@@ -25,10 +27,16 @@ class Asks(Protocol):
 
 
 class Newcomer:
-    """`lease` is what it claims: no stage, and not to coordinate; the expiry is set with each renewal."""
+    """`lease` is what it claims: no stage, and not to coordinate; the expiry is set with each renewal.
 
-    def __init__(self, lease: Lease, directory: Directory, asks: Asks, clock: Clock, say: Callable[[str], None]) -> None:
+    `flaw` is what it says at its end if peers want a ticket; '' where it has a good one, which they have only to see yet."""
+
+    def __init__(
+        self, lease: Lease, directory: Directory, asks: Asks, clock: Clock, say: Callable[[str], None], flaw: str = ""
+    ) -> None:
         self._lease, self._directory, self._asks, self._clock, self._say = lease, directory, asks, clock, say
+        self._flaw = flaw
+        self._rounds_uninvited = 0
         self._is_shown = asyncio.Event()
 
     async def show(self) -> None:
@@ -39,7 +47,10 @@ class Newcomer:
             await self._clock.sleep(LEASE_S / 3)
 
     async def manifest(self, invite: Invite) -> tuple[Manifest, list[Lease]]:
-        """The run's manifest, checked against the invite's digest, and who was there; waits until somebody gives it."""
+        """The run's manifest, checked against the invite's digest, and who was there; waits until somebody gives it.
+
+        Raises `UnusableError(4)` where peers want a ticket and there is none that they could take.
+        """
         await self._is_shown.wait()
         while True:
             leases = [x for x in await self._directory.leases() if not x.leaving and x.peer != self._lease.peer]
@@ -51,10 +62,15 @@ class Newcomer:
             await self._clock.sleep(ASK_AGAIN_S)
 
     async def _first_manifest(self, leases: Iterable[Lease], invite: Invite) -> Manifest | None:
+        uninvited = False
         for lease in leases:
             try:
                 found = await self._asks.manifest(Contact(lease.peer, lease.address), invite.manifest_digest)
                 return from_mapping(json.loads(found))
             except (PeerError, ValueError) as error:
+                uninvited |= isinstance(error, UninvitedError)
                 self._say(f"peer {lease.peer[-8:]} does not give the manifest: {error}")
+        self._rounds_uninvited = self._rounds_uninvited + 1 if uninvited else 0
+        if self._flaw and self._rounds_uninvited >= ROUNDS:
+            raise UnusableError(4, self._flaw)
         return None

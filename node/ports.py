@@ -24,6 +24,10 @@ class PeerError(Exception):
         self.reason = reason
 
 
+class UninvitedError(PeerError):
+    """The peer says that the run is by invitation, and that this node has no good ticket."""
+
+
 class UnusableError(Exception):
     """Something that the user must change. `code` is the exit code of docs/contract.md."""
 
@@ -62,6 +66,8 @@ class Lease:
     leaving: bool
     expires: float
     """Wall-clock seconds."""
+    ticket: str = ""
+    """What admits the peer to a run by invitation; '' where it has none."""
 
 
 class Directory(Protocol):

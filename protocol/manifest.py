@@ -18,6 +18,7 @@ from protocol.version import PROTOCOL_VERSION
 MAX_BLOCK_STAGES = 64
 MAX_MICROBATCHES = 4096
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Admission = Literal["open", "invited"]
 Policy = Literal["none", "checkfree", "checkfree_plus"]
 
 
@@ -219,6 +220,10 @@ class Manifest(Section):
     compute: ComputeSection = Field(default_factory=ComputeSection, description="Local computation.")
     local: bool = Field(False, description="Everything on one machine: loopback addresses may be announced.")
     organiser: str = Field("", pattern=r"^([0-9a-f]{64})?$", description="Organiser's Ed25519 public key, hex.")
+    admission: Admission = Field(
+        "open",
+        description="Who may join: whoever has an invite (open), or only peers with a ticket of the organiser (invited).",
+    )
 
     @property
     def num_stages(self) -> int:

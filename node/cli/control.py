@@ -1,4 +1,4 @@
-"""Commands that ask a running node to do something: stop, pause, resume, debug dump."""
+"""Commands that ask a running node to do something: stop, pause, resume, debug dump; and tickets for a run by invitation."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ Key = Annotated[
     typer.Option("--key", metavar="FILE", help="The organiser's key. Default: the one in --state-dir."),
 ]
 KEY_FILE = "organiser.key"
+DAY_S = 24 * 3600
 
 
 def add_to(app: typer.Typer) -> None:
@@ -27,6 +28,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=panel)(stop)
     app.command(rich_help_panel=panel)(pause)
     app.command(rich_help_panel=panel)(resume)
+    app.command(rich_help_panel=panel)(ticket)
     debug = typer.Typer(no_args_is_help=True, help="Look inside a running node.")
     debug.command()(dump)
     app.add_typer(debug, name="debug")
@@ -54,11 +56,7 @@ def _order(action: Literal["stop", "pause", "resume"], where: str | None, state_
     from node import http_client
     from node.keys import OrganiserKey, sign_order
 
-    if key_file is None:
-        if state_dir is None:
-            raise ValueError(f"{action} needs the organiser's key: name it with --key FILE")
-        key_file = state_dir / KEY_FILE
-    key = OrganiserKey.load(key_file)
+    key = OrganiserKey.load(_key_file(action, state_dir, key_file))
     address = some_address(where, state_dir)
     status = http_client.status(address)
     # Milliseconds: later orders have higher serials, from whichever machine they are given.
@@ -66,6 +64,54 @@ def _order(action: Literal["stop", "pause", "resume"], where: str | None, state_
     body = json.dumps({"action": order.action, "serial": order.serial, "signature": order.signature}).encode()
     sentence = b"".join(http_client.stream(address, "/order", body=body, limit=10_000)).decode(errors="replace")
     print(sentence.strip())
+    return 0
+
+
+def _key_file(command: str, state_dir: Path | None, key_file: Path | None) -> Path:
+    if key_file is not None:
+        return key_file
+    if state_dir is None:
+        raise ValueError(f"{command} needs the organiser's key: name it with --key FILE")
+    return state_dir / KEY_FILE
+
+
+def ticket(
+    invite: Annotated[str | None, typer.Argument(metavar="[INVITE]", help="The run's invite.", show_default=False)] = None,
+    peer: Annotated[str | None, typer.Option("--peer", metavar="PEERID", help="For this node, as it says itself.")] = None,
+    bearer: Annotated[bool, typer.Option("--bearer", help="For whoever has the ticket, any number of nodes.")] = False,
+    valid_days: Annotated[int, typer.Option("--valid-days", min=1, max=3650, metavar="N", help="Days until it expires.")] = 30,
+    state_dir: StateDir = None,
+    key: Key = None,
+) -> int:
+    """Print a ticket that lets a node join a run whose manifest says `admission: invited`.
+
+    The run is that of INVITE, or of the node that runs on --state-dir. A ticket cannot be taken back before it expires.
+
+    Example: **regrow ticket --state-dir organiser --peer QmAbC...**
+    """
+    from node.keys import OrganiserKey, sign_bearer_ticket, sign_ticket
+    from node.running import read_running
+    from protocol.addresses import is_peer_id
+    from protocol.invite import parse
+
+    if (peer is None) != bearer:
+        raise ValueError("a ticket is for one node (--peer PEERID) or for whoever has it (--bearer); name one of them")
+    if peer is not None and not is_peer_id(peer):
+        raise ValueError(f"--peer {peer!r} is no peer id; `regrow join` without a ticket tells that of its node")
+    if invite is None and state_dir is None:
+        raise ValueError("name the run by its invite, or by --state-dir DIR of a node that runs on this machine")
+    signer = OrganiserKey.load(_key_file("ticket", state_dir, key))
+    run = parse(invite if invite is not None else read_running(state_dir or Path()).invite)
+    if run.organiser != signer.public:
+        raise ValueError(f"{signer.path} is not the key of {run.run_id}'s organiser; name the right one with --key FILE")
+    now = time.time_ns()
+    serial, expires = now // 1_000_000, now // 1_000_000_000 + valid_days * DAY_S
+    text = (
+        sign_bearer_ticket(signer, run.run_id, serial, expires)
+        if peer is None
+        else sign_ticket(signer, run.run_id, peer, serial, expires)
+    )
+    print(text)
     return 0
 
 

@@ -39,6 +39,9 @@ State = Annotated[
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 Threads = Annotated[int | None, typer.Option("--threads", metavar="N", help="Threads of the computation on a CPU.")]
 Name = Annotated[str | None, typer.Option("--name", help="Name that others see.")]
+Ticket = Annotated[
+    str | None, typer.Option("--ticket", metavar="TICKET", help="The organiser's ticket, if the run asks for one.")
+]
 LogLevel = Annotated[str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")]
 Patience = Annotated[
     float | None,
@@ -68,6 +71,7 @@ def start(
     device: Device = None,
     threads: Threads = None,
     name: Name = None,
+    ticket: Ticket = None,
     log_level: LogLevel = None,
     bootstrap_timeout_s: Patience = None,
     config: Config = None,
@@ -94,6 +98,7 @@ def join(
     device: Device = None,
     threads: Threads = None,
     name: Name = None,
+    ticket: Ticket = None,
     log_level: LogLevel = None,
     bootstrap_timeout_s: Patience = None,
     config: Config = None,
@@ -123,6 +128,7 @@ def show_config(
     device: Device = None,
     threads: Threads = None,
     name: Name = None,
+    ticket: Ticket = None,
     log_level: LogLevel = None,
     bootstrap_timeout_s: Patience = None,
     config: Config = None,

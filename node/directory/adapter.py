@@ -49,8 +49,10 @@ class DirectoryConfig:
     call_timeout_s: float = 10.0
     on_daemon_death: Callable[[str], None] | None = None
     """Told when p2pd dies by itself; it is restarted all the same."""
-    on_leases: Callable[[list[Lease]], None] = lambda _: None
-    """Told what each call of `leases` returns."""
+    on_leases: Callable[[list[Lease]], list[Lease]] = lambda leases: leases
+    """Judges the leases that each call of `leases` found; what it returns is returned."""
+    ticket: str = ""
+    """Shown in every lease that is published."""
     wall: Callable[[], float] = time.time
 
 
@@ -128,7 +130,8 @@ class HivemindDirectory:
     async def publish(self, lease: Lease) -> None:
         """See `node.ports.Directory`. Raises `ValueError` for a lease that its readers would refuse."""
         assert lease.peer == self.peer, "a directory publishes its own peer's leases"
-        self._last = following(lease, self._last.expires if self._last else None)
+        shown = replace(lease, ticket=self._config.ticket)
+        self._last = following(shown, self._last.expires if self._last else None)
         await self._store(self._last)
 
     async def leases(self) -> list[Lease]:
@@ -142,9 +145,7 @@ class HivemindDirectory:
         if missing:
             self.failed_gets += missing
             _log.warning("%d of %d directory keys could not be read", missing, len(keys))
-        leases = newest((lease for key in keys for lease in self._known.get(key, ())), now)
-        self._config.on_leases(leases)
-        return leases
+        return self._config.on_leases(newest((lease for key in keys for lease in self._known.get(key, ())), now))
 
     async def redial(self) -> list[str]:
         """Connect again to the initial and remembered peers that are not connected (once a minute, so that split halves

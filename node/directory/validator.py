@@ -27,7 +27,16 @@ from node.directory.library import (
     pydantic_v1,
 )
 from node.identity import peer_id_of
-from node.leases import MAX_ADDRESS_CHARS, MAX_INTEGER, MAX_NAME_CHARS, MAX_RECORD_BYTES, MAX_STAGES, all_keys, from_record
+from node.leases import (
+    MAX_ADDRESS_CHARS,
+    MAX_INTEGER,
+    MAX_NAME_CHARS,
+    MAX_RECORD_BYTES,
+    MAX_STAGES,
+    MAX_TICKET_CHARS,
+    all_keys,
+    from_record,
+)
 from protocol.ids import PeerId
 
 MAX_SIGNED_BYTES = MAX_RECORD_BYTES + 1024
@@ -46,6 +55,7 @@ class _LeaseSchema(pydantic_v1.BaseModel):
     ballot_term: pydantic_v1.conint(strict=True, ge=0, le=MAX_INTEGER)  # type: ignore[valid-type]
     coordinator: pydantic_v1.StrictBool
     leaving: pydantic_v1.StrictBool
+    ticket: pydantic_v1.constr(strict=True, max_length=MAX_TICKET_CHARS)  # type: ignore[valid-type]
 
     class Config:
         extra = "forbid"

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 import grpc
 from grpc import aio
 
-from node.ports import PeerError, UnusableError
+from node.ports import PeerError, UninvitedError, UnusableError
 from node.transport.config import split_address
 from node.transport.frames import MAX_FRAME_BYTES
 from protocol.ids import PeerId
@@ -109,7 +109,8 @@ def peer_faults(peer: PeerId, what: str) -> Iterator[None]:
     try:
         yield
     except aio.AioRpcError as error:
-        raise PeerError(peer, f"{what}: {sentence_of(error.code(), error.details())}") from None
+        fault = UninvitedError if error.code() is grpc.StatusCode.PERMISSION_DENIED else PeerError
+        raise fault(peer, f"{what}: {sentence_of(error.code(), error.details())}") from None
     except asyncio.InvalidStateError:
         raise PeerError(peer, f"{what}: the stream is closed") from None
     except TimeoutError:
@@ -124,7 +125,14 @@ def sentence_of(code: grpc.StatusCode, details: str | None) -> str:
     return f"{code.name.lower().replace('_', ' ')}{': ' if text else ''}{text}"
 
 
-REFUSALS = frozenset({grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND})
+REFUSALS = frozenset(
+    {
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.PERMISSION_DENIED,
+    }
+)
 """Codes with which our own server says what it does not accept."""
 
 

@@ -32,7 +32,7 @@ MAY_BE_INFINITE = frozenset(
 )
 _BITMAP = re.compile(r"0|[1-9a-f][0-9a-f]{0,1023}")
 
-FaultCode = Literal["frame", "size", "value", "order", "memory", "version", "run", "peer", "stale", "stalled"]
+FaultCode = Literal["frame", "size", "value", "order", "memory", "version", "run", "peer", "ticket", "stale", "stalled"]
 """Why a stream was refused or closed; a metric label."""
 
 

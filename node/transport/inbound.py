@@ -29,6 +29,7 @@ _STATUS: dict[FaultCode, grpc.StatusCode] = {
     "version": grpc.StatusCode.FAILED_PRECONDITION,
     "run": grpc.StatusCode.FAILED_PRECONDITION,
     "peer": grpc.StatusCode.FAILED_PRECONDITION,
+    "ticket": grpc.StatusCode.PERMISSION_DENIED,
     "stale": grpc.StatusCode.FAILED_PRECONDITION,
     "memory": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "stalled": grpc.StatusCode.DEADLINE_EXCEEDED,

@@ -22,6 +22,7 @@ _STATUS: dict[FaultCode, grpc.StatusCode] = {
     "value": grpc.StatusCode.NOT_FOUND,
     "stale": grpc.StatusCode.NOT_FOUND,
     "peer": grpc.StatusCode.FAILED_PRECONDITION,
+    "ticket": grpc.StatusCode.PERMISSION_DENIED,
 }
 
 

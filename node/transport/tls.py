@@ -33,14 +33,17 @@ _OPTIONS = (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", SERVER_NAME))
 
 Admits = Callable[[PeerId], Awaitable[bool]]
 """Whether a proven peer may call here."""
+FlawOf = Callable[[PeerId], str]
+"""What is wrong with the lease of one that may not; '' where it has none."""
 
 
 class Tls:
     """See `Security`."""
 
-    def __init__(self, papers: Papers, admits: Admits) -> None:
+    def __init__(self, papers: Papers, admits: Admits, flaw_of: FlawOf = lambda _: "") -> None:
         self._papers = papers
         self._admits = admits
+        self._flaw_of = flaw_of
         self._pins: dict[tuple[PeerId, str], tuple[float, bytes]] = {}
 
     def bind(self, server: aio.Server, address: str) -> int:
@@ -64,6 +67,8 @@ class Tls:
         except ValueError as error:
             raise WireError("peer", f"this connection is that of no peer: {error}") from None
         if not await self._admits(peer):
+            if flaw := self._flaw_of(peer):
+                raise WireError("ticket", flaw)
             raise WireError("peer", f"peer {peer[-8:]} has no lease in this run's directory, or none that is seen here yet")
         return peer
 

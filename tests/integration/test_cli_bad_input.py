@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from node.identity import IDENTITY_FILE, StateLock, load_or_create
+from node.keys import OrganiserKey
 from protocol.invite import Invite, mint
 from protocol.version import PROTOCOL_VERSION
 from tests.tools.command import forked, refused, regrow
@@ -84,6 +85,30 @@ def test_a_process_of_its_own_says_the_same(state: Path) -> None:
 
 def test_bad_invite_for_status() -> None:
     assert "truncated" in refused(BAD_USE, "status", GOOD_INVITE[:40])
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ((), "--peer PEERID"),
+        (("--peer", PEER, "--bearer"), "name one of them"),
+        (("--peer", "anna"), "no peer id"),
+        (("--peer", PEER, "--valid-days", "0"), "--valid-days"),
+        (("--peer", PEER), "name the run by its invite"),
+        ((GOOD_INVITE, "--peer", PEER), "--key FILE"),
+        ((GOOD_INVITE, "--peer", PEER, "--key", "KEY"), "is not the key of"),
+        ((GOOD_INVITE[:40], "--peer", PEER, "--key", "KEY"), "truncated"),
+        ((GOOD_INVITE, "--peer", PEER, "--key", "nowhere.key"), "nowhere.key"),
+    ],
+)
+def test_bad_ticket_command(args: tuple[str, ...], words: str, tmp_path: Path) -> None:
+    key = OrganiserKey.create(tmp_path / "organiser.key").path
+    assert words in refused(BAD_USE, "ticket", *(str(key) if arg == "KEY" else arg for arg in args))
+
+
+@pytest.mark.parametrize("ticket", ["hello", "regrow-ticket1:", "regrow-ticket1:a.b.c.d.e.f.g.00000000", GOOD_INVITE])
+def test_ticket_that_cannot_be_read(ticket: str, state: Path) -> None:
+    assert "--ticket: " in refused(BAD_USE, "join", GOOD_INVITE, "--ticket", ticket, "--state-dir", state)
 
 
 def test_nobody_at_the_invites_address(state: Path) -> None:

@@ -137,6 +137,26 @@ async def test_the_longest_unseen_are_forgotten_first(guests: Guests, directory:
     assert not await guests.admits("1")
 
 
+@virtual
+async def test_a_judge_decides_who_counts_and_says_why(guests: Guests, directory: Directory) -> None:
+    """Once the manifest is known, also of those who were welcome before; a good lease after a bad one opens the door."""
+    with_ticket = replace(lease("a"), ticket="good")
+    directory.held = {"a": with_ticket, "b": lease("b")}
+    assert [await guests.admits(peer) for peer in ("a", "b")] == [True, True]
+    guests.judge_by(lambda lease: "" if lease.ticket == "good" else "no ticket")
+    assert [await guests.admits(peer) for peer in ("a", "b", "c")] == [True, False, False]
+    assert [guests.flaw_of(peer) for peer in ("a", "b", "c")] == ["", "no ticket", ""]
+    assert guests.note([with_ticket, lease("b")]) == [with_ticket]
+    directory.held["b"] = replace(lease("b"), incarnation=2, ticket="good")
+    assert await guests.admits("b")
+    assert guests.flaw_of("b") == ""
+    guests.note([lease("a")])
+    assert not await guests.admits("me too")
+    assert guests.flaw_of("a") == "", "the directory shows its good lease again"
+    guests.note(lease(f"{number}") for number in range(2 * MAX_KNOWN))
+    assert (guests.flaw_of("0"), guests.flaw_of(f"{2 * MAX_KNOWN - 1}")) == ("", "no ticket")
+
+
 def test_before_the_directory_is_open_nobody_waits() -> None:
     async def main() -> None:
         assert not await Guests("me", VirtualClock()).admits("a")

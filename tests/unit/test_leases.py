@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.leases import MAX_LEASE_S, MAX_STAGES, all_keys, following, from_record, keys_of, newest, to_record
+from node.leases import MAX_LEASE_S, MAX_STAGES, MAX_TICKET_CHARS, all_keys, following, from_record, keys_of, newest, to_record
 from node.ports import Lease
 
 NOW = 1000.0
-LEASE = Lease("QmA", 2, "anna", "203.0.113.7:4000", "[::1]:80", (0, 3), 5, True, False, NOW + 30)
+LEASE = Lease("QmA", 2, "anna", "203.0.113.7:4000", "[::1]:80", (0, 3), 5, True, False, NOW + 30, "regrow-pass1:x")
 
 
 def test_round_trip() -> None:
@@ -47,6 +47,10 @@ def test_round_trip() -> None:
         ("ballot_term", None),
         ("coordinator", 1),
         ("leaving", "no"),
+        ("ticket", None),
+        ("ticket", b"regrow-pass1:"),
+        ("ticket", "x" * (MAX_TICKET_CHARS + 1)),
+        ("ticket", "a\nb"),
     ],
 )
 def test_wrong_fields(field: str, value: object) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from node.newcomer import ASK_AGAIN_S, LEASE_S, Newcomer
-from node.ports import Lease, PeerError
+import pytest
+
+from node.newcomer import ASK_AGAIN_S, LEASE_S, ROUNDS, Newcomer
+from node.ports import Lease, PeerError, UninvitedError, UnusableError
 from node.sim.directory import MemoryDht, MemoryDirectory
 from node.sim.loop import VirtualClock, run_virtual
 from protocol.invite import Invite
@@ -26,12 +28,15 @@ class Peers:
 
     def __init__(self, answers: dict[str, bytes], directory: MemoryDirectory, newcomer: str) -> None:
         self.asked: list[tuple[str, bool]] = []
+        self.want_tickets: set[str] = set()
         self._answers, self._directory, self._newcomer = answers, directory, newcomer
 
     async def manifest(self, peer: Contact, digest: str) -> bytes:
         assert digest == MANIFEST.digest
         there = [lease.peer for lease in await self._directory.leases()]
         self.asked.append((peer.peer, self._newcomer in there))
+        if peer.peer in self.want_tickets:
+            raise UninvitedError(peer.peer, "this run is by invitation")
         if peer.peer not in self._answers:
             raise PeerError(peer.peer, "it has none")
         return self._answers[peer.peer]
@@ -40,12 +45,12 @@ class Peers:
 class World:
     """One newcomer, `me`, and peers that publish leases."""
 
-    def __init__(self, answers: dict[str, bytes]) -> None:
+    def __init__(self, answers: dict[str, bytes], flaw: str = "") -> None:
         self.clock, self.said = VirtualClock(), list[str]()
         self.dht = MemoryDht(self.clock)
         directory = MemoryDirectory(self.dht, "me", MANIFEST.digest)
         self.peers = Peers(answers, MemoryDirectory(self.dht, "looker", MANIFEST.digest), "me")
-        self.newcomer = Newcomer(claim("me"), directory, self.peers, self.clock, self.said.append)
+        self.newcomer = Newcomer(claim("me"), directory, self.peers, self.clock, self.said.append, flaw)
 
     async def publish(self, peer: str, for_s: float = 1000.0) -> None:
         await MemoryDirectory(self.dht, peer, MANIFEST.digest).publish(claim(peer, self.clock.wall() + for_s))
@@ -77,6 +82,41 @@ def test_who_does_not_give_it_is_named_and_the_next_one_asked() -> None:
         assert (await world.join())[0] == MANIFEST
         assert [peer for peer, _ in world.peers.asked] == ["a", "b", "c"]
         assert ["it has none" in world.said[0], "peer b" in world.said[1]] == [True, True]
+
+    run_virtual(main())
+
+
+def test_without_a_ticket_it_ends_when_the_run_wants_one() -> None:
+    async def main() -> None:
+        world = World({}, flaw="ask for a ticket")
+        world.peers.want_tickets = {"a"}
+        for peer in ("a", "b"):
+            await world.publish(peer)
+        with pytest.raises(ExceptionGroup) as caught:
+            await world.join()
+        assert caught.group_contains(UnusableError, match="ask for a ticket")
+        assert [peer for peer, _ in world.peers.asked] == ["a", "b"] * ROUNDS
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("flaw", ["ask for a ticket", ""])
+def test_one_that_wants_a_ticket_does_not_speak_for_the_run(flaw: str) -> None:
+    """Another one gives the manifest; or, where the newcomer's ticket is good, it is seen some time later."""
+
+    async def main() -> None:
+        world = World({"a": MANIFEST.canonical(), "b": MANIFEST.canonical()}, flaw)
+        world.peers.want_tickets = {"a"} if flaw else {"a", "b"}
+        for peer in ("a", "b"):
+            await world.publish(peer)
+
+        async def see_it_late() -> None:
+            await world.clock.sleep(2 * ROUNDS * ASK_AGAIN_S)
+            world.peers.want_tickets.clear()
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(see_it_late())
+            assert (await world.join())[0] == MANIFEST
 
     run_virtual(main())
 

@@ -30,6 +30,7 @@ from node.guests import Guests
 from node.http import HttpServer
 from node.identity import Identity, StateLock, double_start_error, find_double, load_or_create, next_incarnation
 from node.keys import OrganiserKey
+from node.limits import Limits, parse_size
 from node.manifest_file import load
 from node.newcomer import Newcomer
 from node.payloads import HandlePool
@@ -60,6 +61,8 @@ if TYPE_CHECKING:
 ORGANISER_FILE = "organiser.key"
 REDIAL_S = 60.0
 CLOSE_S = 4.0
+CHUNK_BYTES = 1 << 20
+"""Of streams until the run says its own."""
 log = logging.getLogger(__name__)
 
 
@@ -129,6 +132,7 @@ class _Node:
         self._clock = SystemClock()
         self._screen = Screen(self._clock, json=settings.json)
         self._pool = HandlePool()
+        self._limits = Limits(self._clock, settings.max_upload_mbit, settings.max_gb)
         file = source.manifest_file
         self._blobs = BlobFiles(settings.state_dir / "data", [file.parent, Path()] if file else [Path()])
         self._shelf = Shelf(self._blobs)
@@ -207,7 +211,7 @@ class _Node:
         stack.push_async_callback(_bounded, directory.close, "the directory")
         guests.open(directory.leases)
         address = self._settings.announce or announced(transport.address, run.initial_peers)
-        network = _Network(http, transport, directory, Asker(security), guests, address)
+        network = _Network(http, transport, directory, Asker(security, self._on_bytes), guests, address)
         await self._refuse_double(home, network)
         return network
 
@@ -216,9 +220,20 @@ class _Node:
         from node.transport.grpc_transport import GrpcTransport
 
         member, settings = home.member, self._settings
-        config = TransportConfig(run_id, member.peer, member.incarnation, listen=settings.listen, announce=settings.announce)
-        hooks = Hooks(on_bytes=self._desk.on_bytes, on_refused=self._on_refused)
+        config = TransportConfig(
+            run_id,
+            member.peer,
+            member.incarnation,
+            listen=settings.listen,
+            announce=settings.announce,
+            chunk_bytes=self._limits.chunk_bytes(CHUNK_BYTES),
+        )
+        hooks = Hooks(on_bytes=self._on_bytes, on_refused=self._on_refused, pace_out=self._limits.pace_out)
         return await GrpcTransport.start(config, self._pool, group, SystemRandom(), self._shelf.library(), hooks, security)
+
+    def _on_bytes(self, kind: str, direction: str, num_bytes: int) -> None:
+        self._desk.on_bytes(kind, direction, num_bytes)
+        self._limits.allowance.note(direction, num_bytes)
 
     def _on_refused(self, peer: str, sentence: str) -> None:
         """A node that holds nothing yet and is refused has no place in the run."""
@@ -260,18 +275,22 @@ class _Node:
         stack: AsyncExitStack,
     ) -> int:
         from node.stage.executor import TorchExecutor
+        from node.stage.memory import free_bytes
 
         settings = self._settings
+        memory_bytes = parse_size(settings.memory_limit) if settings.memory_limit else free_bytes(settings.device)
         executor = TorchExecutor(manifest, tokens, settings.device, settings.threads)
         stack.push_async_callback(_bounded, executor.close, "the computation")
         sink = EventLog.open(settings.state_dir / "events.jsonl", self._clock, self._screen.say)
         stack.callback(sink.close)
         stage = _checked_stage(settings.stage, manifest)
         founder = self._source.manifest_file is not None
-        state = NodeState(NodeConfig(manifest, home.member, settings.name, network.address, founder, stage))
+        config = NodeConfig(manifest, home.member, settings.name, network.address, founder, stage, memory_bytes)
+        state = NodeState(config)
         ports = Ports(self._clock, network.directory, network.transport, executor, self._pool, sink)
         runtime = Runtime(ports, state, network.http.address, self._desk.verify, self._observers(tokens))
-        network.transport.tune(chunk_bytes=manifest.wire.chunk_bytes, max_payload_bytes=_max_payload_bytes(manifest))
+        chunk_bytes = self._limits.chunk_bytes(manifest.wire.chunk_bytes)
+        network.transport.tune(chunk_bytes=chunk_bytes, max_payload_bytes=_max_payload_bytes(manifest))
         network.directory.num_stages = manifest.num_stages
         network.guests.judge_by(judge_of(manifest, self._clock))
         self._shelf.fill(state, executor)
@@ -280,6 +299,7 @@ class _Node:
         self._spawn(group, self._raise_refusal(), "refusals")
         self._spawn(group, self._redial(network.directory), "redial")
         self._spawn(group, self._bring_data(tokens, network), "token shards")
+        self._spawn(group, self._leave_when_spent(runtime), "allowance")
         self._announce(home, state, network)
         self._signals.on_leave = runtime.leave
         end = await runtime.run()
@@ -344,6 +364,9 @@ class _Node:
     async def _raise_refusal(self) -> None:
         assert self._refused, "made at the start"
         await self._refused
+
+    async def _leave_when_spent(self, runtime: Runtime) -> None:
+        runtime.leave(await self._limits.spent())
 
     async def _bring_data(self, tokens: LazyTokens, network: _Network) -> None:
         """Whoever holds stage 0, or may have to, gets the data from peers where no path of the manifest has them."""

@@ -21,6 +21,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
+from node.limits import parse_size
 from node.manifest_yaml import read_text
 from node.ports import UnusableError
 from protocol.addresses import check_announce, parse_host_port, parse_multiaddress
@@ -62,6 +63,18 @@ def _device(text: str) -> str:
     return text
 
 
+def _size(text: str) -> str:
+    if text:
+        parse_size(text)
+    return text.strip()
+
+
+def _rate(value: float) -> float:
+    if 0 < value < 1:
+        raise ValueError("is too little to take part; give at least 1, or 0 for no limit")
+    return value
+
+
 def _name(text: str) -> str:
     if not text.isprintable():
         raise ValueError("has characters that cannot be printed")
@@ -93,6 +106,15 @@ class NodeSettings:
     )
     device: Annotated[str, AfterValidator(_device)] = Field(
         "auto", description="Where to compute: auto (a GPU if there is one), cpu, cuda or cuda:N."
+    )
+    memory_limit: Annotated[str, AfterValidator(_size)] = Field(
+        "", description="Memory that the node may plan with, as 4GB or 512MiB; empty = what is free at its start."
+    )
+    max_upload_mbit: Annotated[float, AfterValidator(_rate)] = Field(
+        0.0, ge=0, le=1e6, description="Most megabits per second that it sends as payload, at least 1; 0 = no limit."
+    )
+    max_gb: float = Field(
+        0.0, ge=0, le=1e9, description="Leave in order after so many gigabytes in and out since its start; 0 = no limit."
     )
     name: Annotated[str, AfterValidator(_name)] = Field("", max_length=40, description="Name shown to others; empty = none.")
     ticket: str = Field(

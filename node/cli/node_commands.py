@@ -38,6 +38,15 @@ State = Annotated[
 ]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 Threads = Annotated[int | None, typer.Option("--threads", metavar="N", help="Threads of the computation on a CPU.")]
+MemoryLimit = Annotated[
+    str | None, typer.Option("--memory-limit", metavar="SIZE", help="Memory that it may plan with, such as 4GB.")
+]
+MaxUpload = Annotated[
+    float | None, typer.Option("--max-upload-mbit", metavar="X", help="Most that it sends, in Mbit/s; 0 = no limit.")
+]
+MaxGb = Annotated[
+    float | None, typer.Option("--max-gb", metavar="X", help="Leave in order after X GB in and out; 0 = no limit.")
+]
 Name = Annotated[str | None, typer.Option("--name", help="Name that others see.")]
 Ticket = Annotated[
     str | None, typer.Option("--ticket", metavar="TICKET", help="The organiser's ticket, if the run asks for one.")
@@ -70,6 +79,9 @@ def start(
     state_dir: State = None,
     device: Device = None,
     threads: Threads = None,
+    memory_limit: MemoryLimit = None,
+    max_upload_mbit: MaxUpload = None,
+    max_gb: MaxGb = None,
     name: Name = None,
     ticket: Ticket = None,
     log_level: LogLevel = None,
@@ -97,6 +109,9 @@ def join(
     state_dir: State = None,
     device: Device = None,
     threads: Threads = None,
+    memory_limit: MemoryLimit = None,
+    max_upload_mbit: MaxUpload = None,
+    max_gb: MaxGb = None,
     name: Name = None,
     ticket: Ticket = None,
     log_level: LogLevel = None,
@@ -127,6 +142,9 @@ def show_config(
     state_dir: State = None,
     device: Device = None,
     threads: Threads = None,
+    memory_limit: MemoryLimit = None,
+    max_upload_mbit: MaxUpload = None,
+    max_gb: MaxGb = None,
     name: Name = None,
     ticket: Ticket = None,
     log_level: LogLevel = None,

@@ -159,6 +159,8 @@ class Hooks:
     """A peer says that this node has no place in the run (version, run, old incarnation); told once per sentence."""
     pace: Callable[[int], Awaitable[None]] | None = None
     """Awaited after each received chunk of so many bytes: caps the rate at which payloads are taken in."""
+    pace_out: Callable[[int], Awaitable[None]] | None = None
+    """Awaited before each chunk of so many bytes is sent, of payloads and of what the library serves."""
 
 
 def kind_of(header: PayloadHeader) -> Kind:

@@ -19,7 +19,7 @@ from node.ports import Lease, PeerError
 from node.transport import swarm_pb2, swarm_pb2_grpc
 from node.transport.channel import Plaintext, Security, peer_faults, within
 from node.transport.checks import WireError, check
-from node.transport.config import BlobRequest, Description, FetchRequest, Section
+from node.transport.config import BlobRequest, Description, Direction, FetchRequest, Kind, Section
 from node.transport.library import ELEMENT_BYTES
 from node.transport.wire import from_pb, to_pb
 from protocol.ids import PeerId
@@ -28,6 +28,7 @@ from protocol.messages import Contact
 Digest = Literal["blake3", "sha256"]
 Progress = Callable[[int, int], None]
 """(bytes so far, bytes at most)"""
+OnBytes = Callable[[Kind, Direction, int], None]
 MAX_MANIFEST_BYTES = 1 << 20
 
 
@@ -40,6 +41,8 @@ class Asking:
     progress_s: float = 30.0
     """Between two pieces."""
     on_progress: Progress = lambda _done, _total: None
+    on_bytes: OnBytes = lambda _kind, _direction, _bytes: None
+    """As `Hooks.on_bytes`."""
     security: Security = field(default_factory=Plaintext)
     peer: PeerId = ""
     """Who must answer; '' only where nothing is proven anyway."""
@@ -86,6 +89,7 @@ async def _copy_blob(address: str, asked: BlobRequest, sink: Callable[[bytes], o
             hasher.update(chunk.data)
             sink(chunk.data)
             done += len(chunk.data)
+            asking.on_bytes("blob", "in", len(chunk.data))
             asking.on_progress(done, asked.size)
     if hasher.hexdigest() != asked.digest:
         raise PeerError(asking.peer, f"what {address} sent ({done} bytes) is not {asked.digest}")
@@ -105,6 +109,7 @@ async def fetch_range(
             if len(chunk.data) % ELEMENT_BYTES or blake3(chunk.data).digest() != chunk.checksum:
                 raise PeerError(asking.peer, f"{address} sent elements whose checksum is wrong")
             out += chunk.data
+            asking.on_bytes("fetch", "in", len(chunk.data))
             asking.on_progress(len(out), total)
     if len(out) != total:
         raise PeerError(asking.peer, f"{address} sent {len(out)} of {total} bytes of stage {stage}")
@@ -116,6 +121,7 @@ class Asker:
     """A node that asks others: it proves itself, and only the peer that it wants can answer."""
 
     security: Security
+    on_bytes: OnBytes = lambda _kind, _direction, _bytes: None
 
     async def manifest(self, peer: Contact, digest: str) -> bytes:
         """See `fetch_manifest`."""
@@ -132,8 +138,12 @@ class Asker:
         except PeerError:
             return False
 
+    async def describe(self, peer: Contact) -> Description:
+        """See `describe`."""
+        return await describe(peer.address, self._asking(peer.peer))
+
     def _asking(self, peer: PeerId) -> Asking:
-        return Asking(security=self.security, peer=peer)
+        return Asking(security=self.security, peer=peer, on_bytes=self.on_bytes)
 
 
 @asynccontextmanager

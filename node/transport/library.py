@@ -55,7 +55,7 @@ class LibraryService(swarm_pb2_grpc.LibraryServicer):
     async def _blob(self, asked: BlobRequest, context: Context) -> None:
         offset, end = max(asked.offset, 0), asked.offset + asked.size
         while offset < end:
-            size = min(PIECE_BYTES, end - offset)
+            size = min(self._piece_bytes, end - offset)
             try:
                 data = await self._library.blobs(asked.digest, offset, size)
             except OSError as error:
@@ -80,7 +80,7 @@ class LibraryService(swarm_pb2_grpc.LibraryServicer):
     async def _fetch(self, asked: FetchRequest, context: Context) -> None:
         first, end = max(asked.first, 0), asked.first + asked.count
         while first < end:
-            count = min(PIECE_BYTES // ELEMENT_BYTES, end - first)
+            count = min(self._piece_bytes // ELEMENT_BYTES, end - first)
             piece = FetchRequest(asked.stage, asked.state_id, asked.section, first, count)
             data = await self._library.ranges(piece)
             if data is None:
@@ -91,7 +91,15 @@ class LibraryService(swarm_pb2_grpc.LibraryServicer):
             await self._write("fetch", chunk, context)
             first += count
 
+    @property
+    def _piece_bytes(self) -> int:
+        """Whole elements; not more than a stream's chunk, which is small where this node's upload is capped."""
+        return min(PIECE_BYTES, self._around.config.chunk_bytes // ELEMENT_BYTES * ELEMENT_BYTES)
+
     async def _write(self, kind: Kind, chunk: Any, context: Context) -> None:
+        pace = self._around.hooks.pace_out
+        if pace is not None:
+            await pace(len(chunk.data))
         try:
             await within(self._around.config.progress_s, context.write(chunk))
         except TimeoutError:

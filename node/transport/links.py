@@ -184,11 +184,14 @@ class BulkLink:
 
     async def _write(self, stream: Stream, kind: Kind, head: bytes, data: memoryview) -> None:
         count, size = self._around.hooks.on_bytes, self._around.config.chunk_bytes
+        pace = self._around.hooks.pace_out
         try:
             await stream.write(head)
             count(kind, "out", len(head))
             for position in range(0, len(data), size):
                 frame = encode_chunk(position, data[position : position + size])
+                if pace is not None:
+                    await pace(len(frame))
                 await stream.write(frame)
                 count(kind, "out", len(frame))
         except BaseException:

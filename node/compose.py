@@ -25,12 +25,14 @@ from node.config import NodeSettings
 from node.data.files import BlobFiles
 from node.data.lazy import LazyTokens
 from node.desk import Desk
+from node.dry_run import Report, pace, survey
 from node.event_log import EventLog
 from node.guests import Guests
 from node.http import HttpServer
 from node.identity import Identity, StateLock, double_start_error, find_double, load_or_create, next_incarnation
 from node.keys import OrganiserKey
 from node.limits import Limits, parse_size
+from node.machine import free_disk
 from node.manifest_file import load
 from node.newcomer import Newcomer
 from node.payloads import HandlePool
@@ -46,6 +48,7 @@ from node.signals import Signals
 from node.state_store import DirectoryStore
 from protocol.addresses import multiaddress, parse_host_port
 from protocol.commands import Command, Note
+from protocol.forecast import Machine, forecast
 from protocol.ids import Member
 from protocol.invite import Invite, parse
 from protocol.manifest import Manifest, from_mapping
@@ -72,6 +75,8 @@ class Source:
 
     manifest_file: Path | None = None
     invite: str = ""
+    dry_run: bool = False
+    """Only tell what joining would mean."""
 
 
 def run_node(settings: NodeSettings, source: Source) -> int:
@@ -130,7 +135,7 @@ class _Node:
     def __init__(self, settings: NodeSettings, source: Source, signals: Signals) -> None:
         self._settings, self._source, self._signals = settings, source, signals
         self._clock = SystemClock()
-        self._screen = Screen(self._clock, json=settings.json)
+        self._screen = Screen(self._clock, as_json=settings.json)
         self._pool = HandlePool()
         self._limits = Limits(self._clock, settings.max_upload_mbit, settings.max_gb)
         file = source.manifest_file
@@ -152,7 +157,8 @@ class _Node:
             home = _Home(store, identity, Member(identity.peer, next_incarnation(self._settings.state_dir)))
             async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
                 code = await (self._join(home, invite, group, stack) if invite else self._start(home, group, stack))
-            self._screen.summary()
+            if not self._source.dry_run:
+                self._screen.summary()
         return code
 
     # ---- the run's description ----
@@ -187,12 +193,39 @@ class _Node:
         manifest, leases = await newcomer.manifest(invite)
         if own.flaw and manifest.admission == "invited":
             raise UnusableError(4, own.flaw)
+        if self._source.dry_run:
+            try:
+                return await self._dry_run(manifest, leases, network.asker)
+            finally:
+                lease.cancel()
+                await newcomer.hide()
         tokens = LazyTokens(manifest, self._blobs)
         if self._settings.stage == 0:
             await _fetch(tokens, leases, network.asker)
             tokens.open()
         lease.cancel()
         return await self._live(home, manifest, network, tokens, group, stack)
+
+    async def _dry_run(self, manifest: Manifest, leases: list[Lease], asker: Asker) -> int:
+        """Look around, tell, and go. Raises `UnusableError(4)` where the run has no stage for this machine."""
+        seen = await survey(leases, asker, manifest)
+        self._screen.say("watching the swarm for its pace")
+        step_s = await pace(seen.fastest, asker, self._clock) if seen.fastest and seen.step else 0.0
+        missing = await asyncio.to_thread(self._blobs.missing, manifest)
+        machine = Machine(self._memory_bytes(), free_disk(self._settings.state_dir), not missing)
+        wished = _checked_stage(self._settings.stage, manifest)
+        report = Report(manifest, seen, machine, forecast(manifest, seen.held, machine, step_s, wished))
+        self._screen.report(report.rows(), report.as_json())
+        if report.obstacle:
+            raise UnusableError(4, report.obstacle)
+        return 0
+
+    def _memory_bytes(self) -> int:
+        """What the user allows, or what the device has free; 0 = not known."""
+        from node.stage.memory import free_bytes
+
+        settings = self._settings
+        return parse_size(settings.memory_limit) if settings.memory_limit else free_bytes(settings.device)
 
     # ---- the network ----
 
@@ -275,17 +308,15 @@ class _Node:
         stack: AsyncExitStack,
     ) -> int:
         from node.stage.executor import TorchExecutor
-        from node.stage.memory import free_bytes
 
         settings = self._settings
-        memory_bytes = parse_size(settings.memory_limit) if settings.memory_limit else free_bytes(settings.device)
         executor = TorchExecutor(manifest, tokens, settings.device, settings.threads)
         stack.push_async_callback(_bounded, executor.close, "the computation")
         sink = EventLog.open(settings.state_dir / "events.jsonl", self._clock, self._screen.say)
         stack.callback(sink.close)
         stage = _checked_stage(settings.stage, manifest)
         founder = self._source.manifest_file is not None
-        config = NodeConfig(manifest, home.member, settings.name, network.address, founder, stage, memory_bytes)
+        config = NodeConfig(manifest, home.member, settings.name, network.address, founder, stage, self._memory_bytes())
         state = NodeState(config)
         ports = Ports(self._clock, network.directory, network.transport, executor, self._pool, sink)
         runtime = Runtime(ports, state, network.http.address, self._desk.verify, self._observers(tokens))

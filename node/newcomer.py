@@ -46,6 +46,12 @@ class Newcomer:
             self._is_shown.set()
             await self._clock.sleep(LEASE_S / 3)
 
+    async def hide(self) -> None:
+        """A tombstone over the lease, for one who only looked; `show` must have been cancelled."""
+        if self._is_shown.is_set():
+            expires = self._clock.wall() + LEASE_S
+            await self._directory.publish(replace(self._lease, leaving=True, expires=expires))
+
     async def manifest(self, invite: Invite) -> tuple[Manifest, list[Lease]]:
         """The run's manifest, checked against the invite's digest, and who was there; waits until somebody gives it.
 

@@ -6,12 +6,13 @@ elsewhere (a file, systemd's journal) it is written now and then.
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -48,10 +49,10 @@ class Introduction:
 
 
 class Screen:
-    """The human side of one node. Use as a context manager; `json` puts the ready line on stdout."""
+    """The human side of one node. Use as a context manager; `as_json` puts the ready line on stdout."""
 
-    def __init__(self, clock: Clock, *, json: bool = False, console: Console | None = None) -> None:
-        self._clock, self._json = clock, json
+    def __init__(self, clock: Clock, *, as_json: bool = False, console: Console | None = None) -> None:
+        self._clock, self._json = clock, as_json
         self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
         self._live: Live | None = None
         self._began = clock.monotonic()
@@ -104,6 +105,12 @@ class Screen:
                 ("others join with", f"regrow join {running.invite}"),
             ]
         )
+
+    def report(self, rows: Sequence[tuple[str, str]], as_json: dict[str, Any]) -> None:
+        """The result of a command that ends with it, on stdout."""
+        lines = [json.dumps(as_json)] if self._json else [f"{name}: {printable(value)}" for name, value in rows]
+        sys.stdout.writelines(f"{line}\n" for line in lines)
+        sys.stdout.flush()
 
     def say(self, sentence: str) -> None:
         """A state sentence; the same one twice in a row is shown once."""

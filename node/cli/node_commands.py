@@ -60,6 +60,9 @@ Config = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="Settings as TOML; flags and REGROW_* come first.")
 ]
 
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show stage, memory, download and traffic of joining; then exit.")]
+NO_SETTINGS = ("manifest", "invite", "config", "as_json", "dry_run")
+
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
@@ -118,6 +121,7 @@ def join(
     bootstrap_timeout_s: Patience = None,
     config: Config = None,
     as_json: Json = False,
+    dry_run: DryRun = False,
 ) -> int:
     """Help a run: fetch its manifest from a peer, hold a stage, train until it is finished or you leave (Ctrl-C).
 
@@ -129,7 +133,7 @@ def join(
     from protocol.invite import parse
 
     parse(invite)
-    return _live(resolved, invite=invite)
+    return _live(resolved, invite=invite, dry_run=dry_run)
 
 
 def show_config(
@@ -174,19 +178,19 @@ def show_config(
     return 0
 
 
-def _live(resolved: Resolved, manifest_file: Path | None = None, invite: str = "") -> int:
+def _live(resolved: Resolved, manifest_file: Path | None = None, invite: str = "", dry_run: bool = False) -> int:
     """A node's life, once its settings are known."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # as TERM and HUP, until the node minds them all
     from node.compose import Source, run_node
 
-    return run_node(resolved.settings, Source(manifest_file, invite))
+    return run_node(resolved.settings, Source(manifest_file, invite, dry_run))
 
 
 def _resolve(flags: dict[str, Any]) -> Resolved:
     """Settings from the options of a command; says on stderr what is odd about them."""
     from node.config import resolve
 
-    given = {key: value for key, value in flags.items() if key not in ("manifest", "invite", "config", "as_json")}
+    given = {key: value for key, value in flags.items() if key not in NO_SETTINGS}
     given["json"] = flags["as_json"] or None
     resolved = resolve(given, os.environ, flags["config"])
     for note in resolved.notes:

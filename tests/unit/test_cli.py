@@ -43,7 +43,7 @@ def test_help_of_every_command(words: tuple[str, ...], capsys: pytest.CaptureFix
 def test_every_setting_is_an_option_of_every_command_that_takes_settings(command: Callable[..., int]) -> None:
     """The three signatures are written out; none may lack a setting that another one has."""
     settings = {field.name for field in fields(NodeSettings)} - {"json"} | {"as_json", "config"}
-    assert set(signature(command).parameters) - {"manifest", "invite"} == settings
+    assert set(signature(command).parameters) - {"manifest", "invite", "dry_run"} == settings
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

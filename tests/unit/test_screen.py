@@ -112,7 +112,7 @@ def test_what_peers_say_cannot_drive_the_terminal() -> None:
 
 
 def test_json_is_the_only_thing_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
-    with Screen(StepClock(), json=True) as screen:
+    with Screen(StepClock(), as_json=True) as screen:
         screen.introduce(Introduction("run-1", "", "12D3peer", "cpu", (1,), "asked for", local=True), 9)
         screen.up(RUNNING)
         screen.say("waiting for stage 2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
         made.join(invite, "--stage", "1", "--max-gb", "0.002", "--max-upload-mbit", "400", name="s1r1")
         made.wait_step(3, LIMIT_S)
         yield made
+        for node in made.nodes:
+            node.send(signal.SIGKILL)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from protocol.ids import Member, PeerId
@@ -9,6 +10,7 @@ from protocol.manifest import Manifest
 from protocol.messages import Wish
 from protocol.placement import copy_candidates, wanted_copies
 from protocol.records import Seating
+from protocol.sizes import fits, need_bytes
 
 MAX_WISHES = 4096
 
@@ -44,27 +46,29 @@ class Gathering:
             del self.wishes[member.peer]
 
     def seat(self) -> Gathered:
-        """Seats for everybody, wished stages first, the rest where most are missing; none before all stages are covered."""
+        """Seats for everybody, wished stages first, the rest where most are missing and memory suffices, small ones first; none
+        before all stages are covered."""
         need = self._manifest.start_replicas
         rows: list[list[Member]] = [[] for _ in range(self._manifest.num_stages)]
-        wishes = list(self.wishes.values())
+        wishes = sorted(self.wishes.values(), key=lambda wish: wish.memory_bytes or math.inf)
         for wish in wishes:
             if 0 <= wish.stage < len(rows):
                 rows[wish.stage].append(wish.member)
         for wish in wishes:
-            if not 0 <= wish.stage < len(rows):
-                min(rows, key=len).append(wish.member)
+            room = [s for s in range(len(rows)) if fits(self._manifest, s, wish.memory_bytes, need)]
+            if not 0 <= wish.stage < len(rows) and room:
+                rows[min(room, key=lambda s: len(rows[s]))].append(wish.member)
         missing = [stage for stage, row in enumerate(rows) if len(row) < need]
         if missing:
-            return Gathered((), _waiting(missing, sum(need - len(rows[s]) for s in missing)))
+            least = max(need_bytes(self._manifest, stage, need) for stage in missing)
+            return Gathered((), _waiting(missing, sum(need - len(rows[s]) for s in missing), least))
         pinned = {wish.member for wish in wishes if 0 <= wish.stage < len(rows)}
         seatings = [Seating(s, member, "active", pinned=member in pinned) for s, row in enumerate(rows) for member in row]
         copies = copy_candidates(rows)[: wanted_copies(self._manifest)]
         return Gathered((*seatings, *(Seating(0, member, "passive") for member in copies)), "every stage has a node")
 
 
-def _waiting(stages: list[int], nodes: int) -> str:
-    which = ", ".join(map(str, stages))
-    return f"waiting: stage{'s' if len(stages) > 1 else ''} {which} need{'' if len(stages) > 1 else 's'} {nodes} more node" + (
-        "s" if nodes > 1 else ""
-    )
+def _waiting(stages: list[int], nodes: int, least_bytes: int) -> str:
+    which, many = ", ".join(map(str, stages)), len(stages) > 1
+    need = "a node" if nodes == 1 else f"{nodes} more nodes"
+    return f"waiting: stage{'s' if many else ''} {which} need{'' if many else 's'} {need} with >= {least_bytes / 1e9:.1f} GB"

@@ -9,6 +9,7 @@ from protocol.ids import Member
 from protocol.manifest import Manifest
 from protocol.messages import Wish
 from protocol.records import Seating
+from protocol.sizes import fits
 from protocol.speeds import Speeds
 
 MAX_LEARNERS = 4
@@ -52,7 +53,7 @@ class Placement:
         `more`: seats that are being granted."""
         stages = range(self._manifest.num_stages)
         asked = [wish.stage] if wish.stage in stages else list(stages)
-        free = [s for s in asked if self._has_room(s, more)]
+        free = [s for s in asked if self._has_room(s, more) and self._fits(wish, s, more)]
         return min(free, key=lambda s: (*self._strength(s, more), s), default=None)
 
     def _serving(self, stage: int, more: Sequence[Seating]) -> list[Seating]:
@@ -64,6 +65,10 @@ class Placement:
         serving = self._serving(stage, more)
         learners = sum(s.role == "learner" for s in serving)
         return len(serving) < self._manifest.batch.num_microbatches and learners < MAX_LEARNERS
+
+    def _fits(self, wish: Wish, stage: int, more: Sequence[Seating]) -> bool:
+        """A user who names a stage has been told what it needs."""
+        return wish.stage == stage or fits(self._manifest, stage, wish.memory_bytes, 1 + len(self._serving(stage, more)))
 
     def _strength(self, stage: int, more: Sequence[Seating]) -> tuple[float, int]:
         serving = self._serving(stage, more)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 
+from node.sim.churn import Churn
 from node.sim.faults import COORDINATOR_PHASES, SEAT_PHASES
 from node.sim.scenario import make_scenario, make_takeover
-from node.sim.story import told
+from node.sim.story import story_of, told
 from node.sim.trial import Trial
 
 
@@ -17,7 +18,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, required=True, help="which swarm, which fault")
     parser.add_argument("--limit", type=int, default=400, help="most lines of the story (the last ones are kept)")
     parser.add_argument("--takeover", choices=COORDINATOR_PHASES + SEAT_PHASES, help="the coordinator goes before it does this")
+    parser.add_argument("--churn", action="store_true", help="people walk in and out all the time")
     options = parser.parse_args()
+    if options.churn:
+        return _churn(options.seed, options.limit)
     scenario = make_takeover(options.seed, options.takeover) if options.takeover else make_scenario(options.seed)
     trial = Trial(scenario)
     broken: AssertionError | None = None
@@ -28,6 +32,18 @@ def main() -> int:
         broken = error
     sys.stdout.write("\n".join(told(trial, options.limit)) + "\n")
     sys.stdout.write(f"BROKEN: {broken}\n" if broken else f"held: {verdict}\n")
+    return 1 if broken else 0
+
+
+def _churn(seed: int, limit: int) -> int:
+    churn = Churn(seed)
+    broken: AssertionError | None = None
+    try:
+        churn.run()
+    except AssertionError as error:
+        broken = error
+    sys.stdout.write("\n".join(story_of(churn.world, churn.watch, limit)) + "\n")
+    sys.stdout.write(f"BROKEN: {broken}\n" if broken else f"held: {dict(churn.counts)}\n")
     return 1 if broken else 0
 
 

@@ -72,7 +72,7 @@ class World:
         self._sequence = 0
         self._by_address: dict[str, SimNode] = {}
         self._leases: dict[PeerId, tuple[float, SimNode, PublishLease]] = {}
-        self._works = Works(self)
+        self.works = Works(self)
         self._do: dict[type, Callable[[SimNode, Any], None]] = {
             SendMessage: self._send_message,
             SendPayload: self._send_payload,
@@ -82,7 +82,7 @@ class World:
             Note: self._note,
             Say: self._say,
             Exit: self._exit,
-            **self._works.commands,
+            **self.works.commands,
         }
 
     # ---- the heap ----
@@ -169,6 +169,10 @@ class World:
 
     # ---- faults ----
 
+    def hit(self, node: SimNode, strike: Strike) -> None:
+        """Something happens to a node now, between two of its events."""
+        self._strike(node, strike, deque())
+
     def _strike(self, node: SimNode, strike: Strike, pending: deque[Command]) -> None:
         self.tell(node, f"FAULT {strike}")
         if strike.kind == "freeze":
@@ -186,7 +190,7 @@ class World:
         node.dead, node.died_at, node.loud = True, self.now, loud
         self.watch.died(node)
         if loud:
-            self._works.died(node)
+            self.works.died(node)
 
     def _thaw(self, node: SimNode, forgetful: bool) -> None:
         if node.dead:

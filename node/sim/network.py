@@ -76,6 +76,10 @@ class Network:
             found = self._rate[peer] = self._rng.uniform(*self._rate_range)
         return found
 
+    def set_rate(self, peer: PeerId, bytes_s: float) -> None:
+        """This peer's link, instead of a drawn one."""
+        self._rate[peer] = bytes_s
+
     def control(self, sender: PeerId, receiver: PeerId, now: float) -> list[float]:
         """When copies of a control message arrive; none if the link is cut."""
         if sender == receiver:

@@ -48,7 +48,7 @@ def _make(rng: random.Random, seed: int, phase: Phase | None) -> Scenario:
     if phase:
         replicas = [2 if num_block_stages > 2 else rng.choice((2, 3))] * (num_block_stages + 1)
     at_step = STEPS_BEFORE + rng.randint(1, 3)
-    manifest = from_mapping(_manifest(rng, num_block_stages, min(replicas), at_step + STEPS_AFTER + 3, seed))
+    manifest = from_mapping(a_manifest(rng, num_block_stages, min(replicas), at_step + STEPS_AFTER + 3, seed))
     nodes = _nodes(rng, replicas)
     strike = _strike(rng, replicas, manifest, at_step)
     if phase:
@@ -71,7 +71,8 @@ def _replicas(rng: random.Random, num_stages: int) -> list[int]:
     return replicas
 
 
-def _manifest(rng: random.Random, stages: int, start_replicas: int, steps: int, seed: int) -> dict[str, Any]:
+def a_manifest(rng: random.Random, stages: int, start_replicas: int, steps: int, seed: int) -> dict[str, Any]:
+    """A run of a few small stages, as YAML holds it."""
     microbatches = rng.randint(3, 12)
     policies = ["none", "checkfree"] + ["checkfree_plus"] * 2 * (stages >= 4)
     shard = {"digest": "0" * 64, "num_bytes": 1 << 20, "num_tokens": 1 << 19}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from node.sim.heap import World
+from node.sim.invariants import Invariants
 from node.sim.trial import Trial
 from protocol.commands import Note
 
@@ -25,13 +27,17 @@ def told(trial: Trial, limit: int) -> list[str]:
         lines.append(
             f"{at:8.2f} {spec.member.peer} {what}, wishes stage {spec.wished_stage}, {spec.unit_s * 1e3:.0f} ms a pass"
         )
-    story = [entry for entry in trial.world.story if not (isinstance(entry[2], Note) and entry[2].type == "loss")]
-    if len(story) > limit:
-        lines.append(f"... {len(story) - limit} lines left out")
+    return lines + story_of(trial.world, watch, limit)
+
+
+def story_of(world: World, watch: Invariants, limit: int) -> list[str]:
+    """The last `limit` lines of what the nodes noted and said, the roster, and the commits."""
+    story = [entry for entry in world.story if not (isinstance(entry[2], Note) and entry[2].type == "loss")]
+    lines = [f"... {len(story) - limit} lines left out"] if len(story) > limit else []
     lines += [f"{at:8.2f} {who}: {_line(what)}" for at, who, what in story[-limit:]]
     seats = sorted((stage, member.peer, seating.role) for (stage, member), seating in watch.place.seats.items())
     lines.append("roster: " + ", ".join(f"{stage}:{peer}({role})" for stage, peer, role in seats))
-    lines.append(f"{len(watch.commits)} commits, {trial.world.num_events} events, {trial.world.now:.1f} virtual seconds")
+    lines.append(f"{len(watch.commits)} commits, {world.num_events} events, {world.now:.1f} virtual seconds")
     return lines
 
 

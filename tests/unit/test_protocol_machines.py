@@ -180,10 +180,10 @@ def wish(peer: str, stage: int = -1, incarnation: int = 1) -> Wish:
 def test_nobody_is_seated_before_every_stage_has_a_node() -> None:
     gathering = Gathering(a_manifest())
     gathering.enter(wish("a", 1))
-    assert gathering.seat().sentence == "waiting: stages 0, 2 need 2 more nodes"
+    assert gathering.seat().sentence == "waiting: stages 0, 2 need 2 more nodes with >= 0.5 GB"
     gathering.enter(wish("b", 1))
     gathering.enter(wish("c", 99))
-    assert gathering.seat().sentence == "waiting: stage 2 needs 1 more node"
+    assert gathering.seat().sentence == "waiting: stage 2 needs a node with >= 0.5 GB"
     gathering.enter(wish("d"))
     seats = gathering.seat().seatings
     assert {(s.stage, s.member.peer) for s in seats} == {(1, "a"), (1, "b"), (0, "c"), (2, "d")}

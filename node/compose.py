@@ -48,6 +48,7 @@ from node.signals import Signals
 from node.state_store import DirectoryStore
 from protocol.addresses import multiaddress, parse_host_port
 from protocol.commands import Command, Note
+from protocol.events import Event
 from protocol.forecast import Machine, forecast
 from protocol.ids import Member
 from protocol.invite import Invite, parse
@@ -58,6 +59,7 @@ from protocol.node_state import NodeConfig, NodeState
 if TYPE_CHECKING:
     from node.directory import HivemindDirectory
     from node.transport.channel import Security
+    from node.transport.donors import GrpcDonors
     from node.transport.fetch import Asker
     from node.transport.grpc_transport import GrpcTransport
 
@@ -127,6 +129,7 @@ class _Network:
     directory: HivemindDirectory
     asker: Asker
     guests: Guests
+    donors: GrpcDonors
     address: str
     """HOST:PORT at which others reach the transport."""
 
@@ -230,6 +233,7 @@ class _Node:
     # ---- the network ----
 
     async def _open_network(self, home: _Home, run: _Run, group: asyncio.TaskGroup, stack: AsyncExitStack) -> _Network:
+        from node.transport.donors import GrpcDonors
         from node.transport.fetch import Asker
         from node.transport.tls import Tls
 
@@ -244,7 +248,8 @@ class _Node:
         stack.push_async_callback(_bounded, directory.close, "the directory")
         guests.open(directory.leases)
         address = self._settings.announce or announced(transport.address, run.initial_peers)
-        network = _Network(http, transport, directory, Asker(security, self._on_bytes), guests, address)
+        donors = GrpcDonors(security, self._on_bytes)
+        network = _Network(http, transport, directory, Asker(security, self._on_bytes), guests, donors, address)
         await self._refuse_double(home, network)
         return network
 
@@ -318,7 +323,7 @@ class _Node:
         founder = self._source.manifest_file is not None
         config = NodeConfig(manifest, home.member, settings.name, network.address, founder, stage, self._memory_bytes())
         state = NodeState(config)
-        ports = Ports(self._clock, network.directory, network.transport, executor, self._pool, sink)
+        ports = Ports(self._clock, network.directory, network.transport, executor, self._pool, sink, network.donors)
         runtime = Runtime(ports, state, network.http.address, self._desk.verify, self._observers(tokens))
         chunk_bytes = self._limits.chunk_bytes(manifest.wire.chunk_bytes)
         network.transport.tune(chunk_bytes=chunk_bytes, max_payload_bytes=_max_payload_bytes(manifest))
@@ -357,7 +362,11 @@ class _Node:
             metrics.payload_bytes(self._pool.num_bytes, self._pool.peak_bytes)
             self._desk.measure()
 
-        return Observers(metrics.observe_event, on_command, on_lag, self._desk.on_published)
+        def on_event(event: Event) -> None:
+            metrics.observe_event(event)
+            self._shelf.observe(event)
+
+        return Observers(on_event, on_command, on_lag, self._desk.on_published)
 
     async def _refuse_double(self, home: _Home, network: _Network) -> None:
         """The same identity must not run twice."""

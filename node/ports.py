@@ -7,6 +7,7 @@ user must change; anything else that it raises is a defect of ours and ends the 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -243,40 +244,51 @@ class StageExecutor(Protocol):
         """Stop the compute thread; work in progress is finished first."""
 
 
-@dataclass(frozen=True, slots=True)
-class StateRange:
-    """A range of a stage's elements as of `state_id`, little-endian f32. Of the state: weights, exp_avg, exp_avg_sq one after
-    another, all of one state. Of a gradient: the reduced one whose update led to `state_id`."""
+RANGE_ELEMENTS = 1 << 20
+"""Most elements of a state that are asked for at once: 12 MiB."""
 
-    data: bytes | bytearray | memoryview
+
+@dataclass(frozen=True, slots=True)
+class StateFacts:
+    """What a donor tells of a state of a stage. `digest` covers weights, moments and `optimizer_age`."""
+
     state_id: StateId
     step: int
     optimizer_age: int
     lr_factor: float
     generation: int
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
-class StateFacts:
-    """What a donor tells of the state that it holds now."""
+class StateRange:
+    """Elements of a stage as of one state, little-endian f32. Of the state: weights, exp_avg, exp_avg_sq one after another.
+    Of a gradient: the reduced one whose update led to that state."""
 
-    state_id: StateId
-    step: int
-    digest: str
-    num_elements: int
+    facts: StateFacts
+    data: bytes | bytearray | memoryview
+
+
+class NotHeldError(PeerError):
+    """The donor lives, but does not hold what was asked for: not yet, or not any more."""
+
+
+class Donor(Protocol):
+    """Another replica of a stage, as long as it is asked for state. Both calls raise `NotHeldError`, and `PeerError` where it
+    does not bring what it should in time."""
+
+    async def state_range(self, stage: int, first: int, count: int) -> StateRange:
+        """At most `RANGE_ELEMENTS` elements of whatever state the donor holds when it reads them."""
+
+    async def gradient_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
+        """At most `RANGE_ELEMENTS` elements of the reduced gradient whose update led to `state_id`."""
 
 
 class Donors(Protocol):
-    """Asking other replicas of a stage for its state. All raise `PeerError` where the donor does not give it in time."""
+    """Other replicas of a stage."""
 
-    async def facts(self, donor: Contact, stage: int) -> StateFacts:
-        """The donor's present state of the stage."""
-
-    async def state_range(self, donor: Contact, stage: int, first: int, count: int) -> StateRange:
-        """A range of whatever state the donor holds when it reads it."""
-
-    async def gradient_range(self, donor: Contact, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
-        """A range of the reduced gradient whose update led to `state_id`."""
+    def visit(self, donor: Contact) -> AbstractAsyncContextManager[Donor]:
+        """One connection, open inside the block. Entering raises `PeerError` where the donor is not there."""
 
 
 class StateStore(Protocol):

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+from node.learning import Learner, Means
 from node.ports import (
     Clock,
     Directory,
+    Donors,
     EventSink,
     Lease,
     PayloadPool,
@@ -25,6 +28,7 @@ from node.ports import (
     Update,
 )
 from node.reduce import Reducer
+from node.syllabus import ChainSyllabus
 from protocol.commands import (
     Apply,
     Command,
@@ -34,6 +38,8 @@ from protocol.commands import (
     DropSeat,
     Exit,
     Introduce,
+    KeepGradients,
+    Learn,
     Note,
     PublishLease,
     Reduce,
@@ -41,6 +47,7 @@ from protocol.commands import (
     Say,
     SendMessage,
     SendPayload,
+    StopLearning,
 )
 from protocol.events import (
     Applied,
@@ -55,13 +62,14 @@ from protocol.events import (
     SeatCreated,
     Tick,
 )
-from protocol.ids import PeerId
+from protocol.ids import PeerId, RecordId
 from protocol.messages import Contact, Message, Order, PayloadHeader, ReduceHeader
 from protocol.node_state import NodeState
 
 TICKS_PER_HEARTBEAT = 4
 LOOK_UNSEATED_S = 1.0
 TOMBSTONE_S = 2.0
+log = logging.getLogger(__name__)
 
 
 def _nobody(_: Any) -> None:
@@ -78,6 +86,7 @@ class Ports:
     executor: StageExecutor
     pool: PayloadPool
     sink: EventSink
+    donors: Donors
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +118,9 @@ class Runtime:
     _publish: asyncio.Event = field(default_factory=asyncio.Event)
     _reducer: Reducer = field(init=False)
     _reducing: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    _learning: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    _learners: dict[int, Learner] = field(default_factory=dict)
+    _head: RecordId = ""
     _do: dict[type, Callable[[Any], object]] = field(default_factory=dict)
     _broken: bool = False
     _refused_at: float = -math.inf
@@ -150,6 +162,10 @@ class Runtime:
         for command in self.state.handle(event, self.ports.clock.monotonic()):
             self.observers.on_command(command)
             self._do[type(command)](command)
+        if self.state.chain.head != self._head:
+            self._head = self.state.chain.head
+            for learner in self._learners.values():
+                learner.wake()
 
     def _table(self) -> dict[type, Callable[[Any], object]]:
         ports = self.ports
@@ -159,6 +175,11 @@ class Runtime:
             Compute: self._compute,
             Release: lambda c: ports.pool.release(c.handle),
             CreateSeat: lambda c: self._spawn(self._create(c), f"create stage {c.stage}"),
+            Learn: self._learn,
+            StopLearning: lambda c: self._stop_learning(c.stage),
+            KeepGradients: lambda c: self._spawn(
+                ports.executor.keep_gradients(c.stage, c.count), f"keep gradients of stage {c.stage}"
+            ),
             DropSeat: self._drop,
             Reduce: self._reduce,
             Apply: lambda c: self._spawn(self._apply(c), f"apply step {c.step} to stage {c.stage}"),
@@ -308,7 +329,32 @@ class Runtime:
         self._reducer.seat(command.stage, info.num_elements)
         self.dispatch(SeatCreated(command.stage, info.digest, info.state_bytes))
 
+    def _learn(self, command: Learn) -> None:
+        self._stop_learning(command.stage)
+        self._learning[command.stage] = self._spawn(self._study(command.stage), f"learn stage {command.stage}")
+
+    async def _study(self, stage: int) -> None:
+        ports = self.ports
+        info = await ports.executor.blank(stage)
+        self._reducer.seat(stage, info.num_elements)
+        means = Means(ports.donors, ports.executor, ChainSyllabus(self.state), ports.clock)
+        heartbeat_s = self.state.config.manifest.timing.heartbeat_s
+        learner = Learner(stage, info.num_elements, means, heartbeat_s, self.dispatch, self._on_bad_donor)
+        self._learners[stage] = learner
+        await learner.run()
+
+    def _on_bad_donor(self, peer: PeerId, reason: str) -> None:
+        log.warning("catching up: peer %s: %s", peer[-8:] or "?", reason)
+        self._refuse(peer, reason)
+
+    def _stop_learning(self, stage: int) -> None:
+        self._learners.pop(stage, None)
+        task = self._learning.pop(stage, None)
+        if task:
+            task.cancel()
+
     def _drop(self, command: DropSeat) -> None:
+        self._stop_learning(command.stage)
         self._reducer.seat(command.stage, 0)
         self._spawn(self.ports.executor.drop(command.stage), f"drop stage {command.stage}")
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 from pathlib import Path
 
 from node.data.files import BlobFiles
+from node.holdings import Holdings
 from node.http import Weights
-from node.ports import StageExecutor, UnusableError
+from node.ports import StageExecutor, StateRange, UnusableError
 from node.transport.config import FetchRequest, HeldStage, Library
+from protocol.events import Event
 from protocol.manifest import Manifest
 from protocol.node_state import NodeState
 from protocol.seat import Seat
@@ -26,15 +27,21 @@ class Shelf:
         self._manifest: Manifest | None = None
         self._state: NodeState | None = None
         self._executor: StageExecutor | None = None
-        self._sizes: dict[int, int] = {}
+        self._holdings: Holdings | None = None
 
     def fill(self, state: NodeState, executor: StageExecutor) -> None:
         """From now on there is something to read."""
         self._manifest, self._state, self._executor = state.config.manifest, state, executor
+        self._holdings = Holdings(self._seats, executor)
+
+    def observe(self, event: Event) -> None:
+        """Hear what happens at this node, before it is decided about."""
+        if self._holdings:
+            self._holdings.observe(event)
 
     def library(self) -> Library:
         """For the transport."""
-        return Library(self.read_blob, self.read_range, self.held)
+        return Library(self.read_blob, self.read_range, self.held, self.read_state)
 
     def _seats(self) -> dict[int, Seat]:
         return self._state.bench.seats if self._state else {}
@@ -42,13 +49,11 @@ class Shelf:
     def held(self) -> tuple[HeldStage, ...]:
         """Stages whose state can be fetched now."""
         facts = [seat.state for _, seat in sorted(self._seats().items()) if seat.state.digest]
-        return tuple(HeldStage(f.stage, f.state_id, f.step, self._num_elements(f.stage)) for f in facts)
+        return tuple(HeldStage(f.stage, f.state_id, f.step, self._num_elements(f.stage), f.digest) for f in facts)
 
     def _num_elements(self, stage: int) -> int:
-        assert self._executor, "a node with a seat has an executor"
-        if stage not in self._sizes:
-            self._sizes[stage] = sum(math.prod(shape) for _, shape in self._executor.parameters(stage))
-        return self._sizes[stage]
+        assert self._holdings, "a node with a seat has holdings"
+        return self._holdings.num_elements(stage)
 
     async def read_blob(self, digest: str, offset: int, size: int) -> bytes | None:
         """Bytes of the manifest, the tokenizer or a token shard; None where it is not here."""
@@ -66,6 +71,16 @@ class Shelf:
             return None
         data = await self._executor.export(request.stage, request.section, request.first, request.count)
         return data if self._settled_seat(request.stage) is seat and seat.state.state_id == request.state_id else None
+
+    async def read_state(self, request: FetchRequest) -> StateRange | None:
+        """A range of a whole state or of a kept gradient, while training goes on; None where it is not held."""
+        if self._holdings is None:
+            return None
+        stage, first, count = request.stage, request.first, request.count
+        if request.section == "gradient":
+            return await self._holdings.gradient_range(stage, request.state_id, first, count)
+        found = await self._holdings.state_range(stage, first, count)
+        return found if found and request.state_id in ("", found.facts.state_id) else None
 
     def _settled_seat(self, stage: int) -> Seat | None:
         seat = self._seats().get(stage)

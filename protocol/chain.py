@@ -14,6 +14,7 @@ from protocol.schedule import gradient_norm
 
 MAX_VOTERS = 7
 KEPT_RECORDS = 64
+KEPT_COMMITS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,14 @@ class Decided:
 
     record: Record
     shares: tuple[Share, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A commit, and the state_ids of all stages before it."""
+
+    commit: Commit
+    parents: tuple[StateId, ...]
 
 
 class Chain:
@@ -38,6 +47,7 @@ class Chain:
         self.tokens = 0
         self.height = 0
         """Number of decided records up to the head."""
+        self.past: deque[Past] = deque(maxlen=KEPT_COMMITS)
         self._members: dict[PeerId, Member] = {}
         self._active: set[tuple[int, PeerId]] = set()
         self._kept: deque[tuple[RecordId, Decided]] = deque(maxlen=KEPT_RECORDS)
@@ -86,6 +96,7 @@ class Chain:
         self.height += 1
         self._kept.append((self.head, Decided(record, shares)))
         if isinstance(record, Commit):
+            self.past.append(Past(record, tuple(self.state_ids)))
             self.step = record.step
             self.tokens += record.tokens
             self.loss = record.loss_sum / record.tokens
@@ -123,6 +134,7 @@ class Chain:
         self.loss = summary.loss if summary.step else None
         self.state_ids, self.voters = list(summary.state_ids), summary.voters
         self._kept.clear()
+        self.past.clear()
         self._set_seatings(list(summary.seatings))
         return ""
 

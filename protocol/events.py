@@ -62,6 +62,9 @@ class LearningGoesOn:
     total_bytes: int
     """Of the stage's whole state."""
     seconds_left: float
+    """1e9 where nothing comes at present."""
+    num_donors: int = 0
+    """Asked at present."""
 
 
 @dataclass(frozen=True, slots=True)

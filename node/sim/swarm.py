@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from node.holdings import Holdings
 from node.payloads import HandlePool
 from node.ports import StageExecutor
-from node.runtime import Ports, Runtime
+from node.runtime import Observers, Ports, Runtime
 from node.sim.directory import MemoryDht, MemoryDirectory
+from node.sim.donors import MemoryDonors, MemoryLibrary
 from node.sim.loop import VirtualClock
 from node.sim.network import Network, Weather
 from node.sim.transport import MemoryNetwork, MemoryTransport
@@ -71,12 +73,15 @@ class MemorySwarm:
         rng = Random(self.seed)
         network = MemoryNetwork(Network(rng, Weather()), encode=self.encode)
         dht = MemoryDht(VirtualClock(), delay_s=0.01)
+        library = MemoryLibrary(rng)
         async with asyncio.TaskGroup() as group:
             for index, wish in enumerate(self.wishes):
-                group.create_task(self._run_node(index, wish, network, dht, rng), name=f"node {index}")
+                group.create_task(self._run_node(index, wish, network, dht, library, rng), name=f"node {index}")
         return self.nodes
 
-    async def _run_node(self, index: int, wish: int, network: MemoryNetwork, dht: MemoryDht, rng: Random) -> None:
+    async def _run_node(
+        self, index: int, wish: int, network: MemoryNetwork, dht: MemoryDht, library: MemoryLibrary, rng: Random
+    ) -> None:
         manifest, peer = self.manifest, f"peer{index:03d}"
         pool = HandlePool()
         config = TransportConfig(manifest.run_id, peer, 1, listen=f"10.0.0.{index + 1}:1")
@@ -86,8 +91,12 @@ class MemorySwarm:
         node = SimNode(state, self.make_executor(index), pool, MemorySink())
         self.nodes.append(node)
         directory = MemoryDirectory(dht, peer, manifest.digest, manifest.num_stages)
-        ports = Ports(VirtualClock(), directory, transport, node.executor, pool, node.sink)
-        node.exit = await Runtime(ports, state).run()
+        donors = MemoryDonors(library)
+        ports = Ports(VirtualClock(), directory, transport, node.executor, pool, node.sink, donors)
+        holdings = Holdings(lambda: state.bench.seats, node.executor)
+        library.add(peer, holdings)
+        node.exit = await Runtime(ports, state, observers=Observers(holdings.observe)).run()
+        library.remove(peer)
         if self.at_end:
             await self.at_end(node)
         await transport.close()

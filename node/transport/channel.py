@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 import grpc
 from grpc import aio
 
-from node.ports import PeerError, UninvitedError, UnusableError
+from node.ports import NotHeldError, PeerError, UninvitedError, UnusableError
 from node.transport.config import split_address
 from node.transport.frames import MAX_FRAME_BYTES
 from protocol.ids import PeerId
@@ -103,13 +103,19 @@ def _obstacle(host: str, port: int) -> str | None:
     return None
 
 
+FAULTS: dict[grpc.StatusCode, type[PeerError]] = {
+    grpc.StatusCode.PERMISSION_DENIED: UninvitedError,
+    grpc.StatusCode.NOT_FOUND: NotHeldError,
+}
+
+
 @contextmanager
 def peer_faults(peer: PeerId, what: str) -> Iterator[None]:
     """Turns gRPC's failures inside the block into `PeerError`."""
     try:
         yield
     except aio.AioRpcError as error:
-        fault = UninvitedError if error.code() is grpc.StatusCode.PERMISSION_DENIED else PeerError
+        fault = FAULTS.get(error.code(), PeerError)
         raise fault(peer, f"{what}: {sentence_of(error.code(), error.details())}") from None
     except asyncio.InvalidStateError:
         raise PeerError(peer, f"{what}: the stream is closed") from None

@@ -6,13 +6,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from node.ports import BlobReader, UnusableError
+from node.ports import BlobReader, StateRange, UnusableError
 from node.transport.checks import FaultCode
 from protocol.ids import PeerId, StateId
 from protocol.messages import PayloadHeader, PipeHeader
 from protocol.version import PROTOCOL_VERSION
 
-Section = Literal["weights", "exp_avg", "exp_avg_sq"]
+Section = Literal["weights", "exp_avg", "exp_avg_sq", "state", "gradient"]
 Kind = Literal["heartbeat", "control", "forward", "backward", "evaluate", "reduce", "blob", "fetch"]
 Direction = Literal["in", "out"]
 Lane = Literal["light", "bulk"]
@@ -95,6 +95,7 @@ class HeldStage:
     state_id: StateId
     step: int
     num_elements: int
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,8 @@ class BlobRequest:
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """Elements first .. first + count of a stage's flat vector, as of `state_id`."""
+    """Elements first .. first + count of a stage's flat vectors, as of `state_id`. `state`: all three behind one another, ''
+    for whatever state is held. `gradient`: the reduced one whose update led to `state_id`."""
 
     stage: int
     state_id: StateId
@@ -132,11 +134,15 @@ RangeReader = Callable[[FetchRequest], Awaitable[memoryview | None]]
 """Little-endian f32 bytes of what was asked for; None where this node does not hold that state (any more)."""
 
 
+StateReader = Callable[[FetchRequest], Awaitable[StateRange | None]]
+"""The same for the sections `state` and `gradient`."""
+
+
 async def _no_blob(_digest: str, _offset: int, _size: int) -> bytes | None:
     return None
 
 
-async def _no_range(_request: FetchRequest) -> memoryview | None:
+async def _no_range(_request: FetchRequest) -> None:
     return None
 
 
@@ -147,6 +153,7 @@ class Library:
     blobs: BlobReader = _no_blob
     ranges: RangeReader = _no_range
     held: Callable[[], tuple[HeldStage, ...]] = tuple
+    states: StateReader = _no_range
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ All errors are `PeerError` whose reason names the address; what arrives is verif
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -101,19 +101,27 @@ async def fetch_range(
     """Elements first .. first + count of the flat vector, little-endian f32, of exactly this state."""
     asked = FetchRequest(stage, state_id, section, first, count)
     check(asked)
-    out, total = bytearray(), count * ELEMENT_BYTES
     async with aclosing(_chunks(address, "Fetch", asked, asking)) as chunks:
-        async for chunk in chunks:
-            if chunk.first != first + len(out) // ELEMENT_BYTES or len(out) + len(chunk.data) > total:
-                raise PeerError(asking.peer, f"{address} sent elements that nobody asked for")
-            if len(chunk.data) % ELEMENT_BYTES or blake3(chunk.data).digest() != chunk.checksum:
-                raise PeerError(asking.peer, f"{address} sent elements whose checksum is wrong")
-            out += chunk.data
-            asking.on_bytes("fetch", "in", len(chunk.data))
-            asking.on_progress(len(out), total)
+        return (await read_elements(chunks, asked, count, address, asking))[0]
+
+
+async def read_elements(
+    chunks: AsyncIterator[Any], asked: FetchRequest, count: int, address: str, asking: Asking
+) -> tuple[bytearray, Any]:
+    """`count` elements that answer `asked`, checked piece by piece, and the facts (protobuf) in the first piece."""
+    out, total, facts = bytearray(), count * ELEMENT_BYTES, None
+    async for chunk in chunks:
+        if chunk.first != asked.first + len(out) // ELEMENT_BYTES or len(out) + len(chunk.data) > total:
+            raise PeerError(asking.peer, f"{address} sent elements that nobody asked for")
+        if len(chunk.data) % ELEMENT_BYTES or blake3(chunk.data).digest() != chunk.checksum:
+            raise PeerError(asking.peer, f"{address} sent elements whose checksum is wrong")
+        facts = chunk.facts if facts is None else facts
+        out += chunk.data
+        asking.on_bytes("fetch", "in", len(chunk.data))
+        asking.on_progress(len(out), total)
     if len(out) != total:
-        raise PeerError(asking.peer, f"{address} sent {len(out)} of {total} bytes of stage {stage}")
-    return out
+        raise PeerError(asking.peer, f"{address} sent {len(out)} of {total} bytes of stage {asked.stage}")
+    return out, facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,22 +156,44 @@ class Asker:
 
 @asynccontextmanager
 async def _library(address: str, asking: Asking) -> AsyncIterator[Any]:
-    channel: aio.Channel | None = None
+    with answers(address, asking):
+        async with opened(address, asking) as stub:
+            yield stub
+
+
+@asynccontextmanager
+async def opened(address: str, asking: Asking) -> AsyncIterator[Any]:
+    """The library at an address, over one connection."""
+    channel = await within(asking.first_s, asking.security.channel(address, asking.peer))
+    try:
+        yield swarm_pb2_grpc.LibraryStub(channel)
+    finally:
+        await channel.close()
+
+
+@contextmanager
+def answers(address: str, asking: Asking) -> Iterator[None]:
+    """All that may go wrong inside the block, as `PeerError`."""
     try:
         with peer_faults(asking.peer, f"cannot get an answer from {address}"):
-            channel = await within(asking.first_s, asking.security.channel(address, asking.peer))
-            yield swarm_pb2_grpc.LibraryStub(channel)
+            yield
     except WireError as error:
         raise PeerError(asking.peer, f"{address} answered badly: {error}") from None
-    finally:
-        if channel is not None:
-            await channel.close()
 
 
 async def _chunks(address: str, method: str, asked: Any, asking: Asking) -> AsyncGenerator[Any, None]:
-    async with _library(address, asking) as stub:
-        call = getattr(stub, method)(to_pb(asked))
+    async with _library(address, asking) as stub, aclosing(pieces(stub, method, asked, asking)) as found:
+        async for chunk in found:
+            yield chunk
+
+
+async def pieces(stub: Any, method: str, asked: Any, asking: Asking) -> AsyncGenerator[Any, None]:
+    """What answers a request, piece by piece; closing it ends the call."""
+    call = getattr(stub, method)(to_pb(asked))
+    try:
         patience = asking.first_s
         while (chunk := await within(patience, call.read())) is not aio.EOF:
             patience = asking.progress_s
             yield chunk
+    finally:
+        call.cancel()

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 from blake3 import blake3
 
+from node.ports import RANGE_ELEMENTS
 from node.transport import swarm_pb2, swarm_pb2_grpc
 from node.transport.channel import Context, within
 from node.transport.checks import FaultCode, WireError
@@ -78,6 +79,29 @@ class LibraryService(swarm_pb2_grpc.LibraryServicer):
             await self._refuse(fault, context)
 
     async def _fetch(self, asked: FetchRequest, context: Context) -> None:
+        if asked.section in ("state", "gradient"):
+            await self._fetch_state(asked, context)
+        else:
+            await self._fetch_vector(asked, context)
+
+    async def _fetch_state(self, asked: FetchRequest, context: Context) -> None:
+        """A range that is read at once, so that all of it is of one state."""
+        if not 1 <= asked.count <= RANGE_ELEMENTS:
+            raise WireError("size", f"{asked.count} elements of a {asked.section}; 1 to {RANGE_ELEMENTS} are given at once")
+        found = await self._library.states(asked)
+        if found is None:
+            what = f"the {asked.section} of stage {asked.stage} at {asked.state_id[:32] or 'any state'}"
+            raise WireError("stale", f"this node does not hold {what}")
+        data = memoryview(found.data).cast("B")
+        facts: Any = to_pb(found.facts)
+        for position in range(0, len(data), self._piece_bytes):
+            raw = bytes(data[position : position + self._piece_bytes])
+            first = asked.first + position // ELEMENT_BYTES
+            chunk = swarm_pb2.RangeChunk(first=first, data=raw, checksum=blake3(raw).digest(), facts=facts)
+            await self._write("fetch", chunk, context)
+            facts = None
+
+    async def _fetch_vector(self, asked: FetchRequest, context: Context) -> None:
         first, end = max(asked.first, 0), asked.first + asked.count
         while first < end:
             count = min(self._piece_bytes // ELEMENT_BYTES, end - first)

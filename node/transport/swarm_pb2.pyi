@@ -109,16 +109,18 @@ class Description(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., protocol_version: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[HeldStage, _Mapping]]] = ...) -> None: ...
 
 class HeldStage(_message.Message):
-    __slots__ = ("stage", "state_id", "step", "num_elements")
+    __slots__ = ("stage", "state_id", "step", "num_elements", "digest")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     STATE_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     NUM_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     stage: int
     state_id: str
     step: int
     num_elements: int
-    def __init__(self, stage: _Optional[int] = ..., state_id: _Optional[str] = ..., step: _Optional[int] = ..., num_elements: _Optional[int] = ...) -> None: ...
+    digest: str
+    def __init__(self, stage: _Optional[int] = ..., state_id: _Optional[str] = ..., step: _Optional[int] = ..., num_elements: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class BlobRequest(_message.Message):
     __slots__ = ("digest", "offset", "size")
@@ -153,14 +155,32 @@ class FetchRequest(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., state_id: _Optional[str] = ..., section: _Optional[str] = ..., first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class RangeChunk(_message.Message):
-    __slots__ = ("first", "data", "checksum")
+    __slots__ = ("first", "data", "checksum", "facts")
     FIRST_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
     first: int
     data: bytes
     checksum: bytes
-    def __init__(self, first: _Optional[int] = ..., data: _Optional[bytes] = ..., checksum: _Optional[bytes] = ...) -> None: ...
+    facts: StateFacts
+    def __init__(self, first: _Optional[int] = ..., data: _Optional[bytes] = ..., checksum: _Optional[bytes] = ..., facts: _Optional[_Union[StateFacts, _Mapping]] = ...) -> None: ...
+
+class StateFacts(_message.Message):
+    __slots__ = ("state_id", "step", "optimizer_age", "lr_factor", "generation", "digest")
+    STATE_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_AGE_FIELD_NUMBER: _ClassVar[int]
+    LR_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    state_id: str
+    step: int
+    optimizer_age: int
+    lr_factor: float
+    generation: int
+    digest: str
+    def __init__(self, state_id: _Optional[str] = ..., step: _Optional[int] = ..., optimizer_age: _Optional[int] = ..., lr_factor: _Optional[float] = ..., generation: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class Envelope(_message.Message):
     __slots__ = ("heartbeat", "wish", "goodbye", "suspect", "records_wanted", "reduce_ready", "reduced_report", "stalled", "applied_report", "evaluated", "held", "propose", "decide", "open_step", "start_reduce", "void_step", "probe", "open_evaluation", "standing", "order", "promise", "prepare", "leave", "learning", "summary")

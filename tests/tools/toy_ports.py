@@ -172,7 +172,7 @@ class Life:
         self.pool = HandlePool()
         self.state = Script(answers)
         w: Any = self.world
-        self.runtime = Runtime(Ports(VirtualClock(), w, w, w, self.pool, w), self.state)
+        self.runtime = Runtime(Ports(VirtualClock(), w, w, w, self.pool, w, w), self.state)
 
     def command(self, *commands: Command) -> None:
         """Have commands carried out, as if a message had led to them."""

@@ -1,0 +1,76 @@
+"""What a node can give of its seats' state to learners, and of which state it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from node.ports import StageExecutor, StateFacts, StateRange
+from protocol.events import Applied, Event, Learned, SeatCreated
+from protocol.ids import StateId
+from protocol.seat import Seat, SeatPhase, SeatState
+
+REMEMBERED = 8
+"""States of a stage, the last ones, whose age can be told."""
+
+
+class Holdings:
+    """Reads go on while the node trains: the executor tells the optimizer age of what it read, and the events of this node,
+    each shown to `observe` before it is decided about, tell which state has that age."""
+
+    def __init__(self, seats: Callable[[], Mapping[int, Seat]], executor: StageExecutor) -> None:
+        self._seats, self._executor = seats, executor
+        self._facts: dict[int, dict[int, StateFacts]] = {}
+        self._sizes: dict[int, int] = {}
+
+    def observe(self, event: Event) -> None:
+        """Take in what changes a state."""
+        if not isinstance(event, SeatCreated | Learned | Applied) or event.stage not in self._seats():
+            return
+        seat = self._seats()[event.stage].state
+        facts = self._facts.setdefault(event.stage, {})
+        if not isinstance(event, Applied):
+            facts.clear()
+        told = _facts_after(event, seat)
+        facts[told.optimizer_age] = told
+        if len(facts) > REMEMBERED:
+            del facts[min(facts)]
+
+    def num_elements(self, stage: int) -> int:
+        """Length of each of the stage's flat vectors."""
+        if stage not in self._sizes:
+            self._sizes[stage] = sum(math.prod(shape) for _, shape in self._executor.parameters(stage))
+        return self._sizes[stage]
+
+    async def state_range(self, stage: int, first: int, count: int) -> StateRange | None:
+        """A range of the state that is held at the moment of reading; None where there is none to give."""
+        if not self._gives(stage, first, count):
+            return None
+        age, data = await self._executor.export_state(stage, first, count)
+        facts = self._facts.get(stage, {}).get(age)
+        return StateRange(facts, data) if facts and self._gives(stage, first, count) else None
+
+    async def gradient_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange | None:
+        """A range of the reduced gradient whose update led to `state_id`; None where it is not kept."""
+        known = self._facts.get(stage, {}).values()
+        facts = next((facts for facts in known if facts.state_id == state_id), None)
+        if facts is None or not self._gives(stage, first, count):
+            return None
+        data = await self._executor.export_gradient(stage, facts.optimizer_age, first, count)
+        return None if data is None else StateRange(facts, data)
+
+    def _gives(self, stage: int, first: int, count: int) -> bool:
+        """A learner has nothing to give: what it holds may be of several states."""
+        seat = self._seats().get(stage)
+        if seat is None or not seat.state.digest or seat.phase is SeatPhase.LEARNING:
+            return False
+        return first >= 0 and count >= 1 and first + count <= self.num_elements(stage)
+
+
+def _facts_after(event: SeatCreated | Learned | Applied, seat: SeatState) -> StateFacts:
+    if isinstance(event, Learned):
+        e = event
+        return StateFacts(e.state_id, e.step, e.optimizer_age, e.lr_factor, e.generation, e.digest)
+    if isinstance(event, SeatCreated):
+        return StateFacts(seat.state_id, seat.step, 0, seat.lr_factor, seat.generation, event.digest)
+    return StateFacts(event.state_id, event.step, event.optimizer_age, seat.lr_factor, seat.generation, event.digest)

@@ -1,0 +1,340 @@
+"""Catching up: a learner copies a stage's whole state from its living replicas while they go on training.
+
+No donor pauses or keeps a copy. A range comes as of whatever state its donor holds at that moment; it is brought forward by
+the reduced gradients that donors keep for a few updates, or fetched anew. When all ranges are of the newest state, their digest
+must be the one that the donors tell for that state; only then the stage is `Learned`: nobody trains on a mixed state. What has
+come is kept, whoever fails. A `PeerError` sets its donor aside for a growing while; where none is left, the learner waits and
+asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from node.ports import (
+    RANGE_ELEMENTS,
+    Clock,
+    Donor,
+    Donors,
+    NotHeldError,
+    PeerError,
+    StageExecutor,
+    StateFacts,
+    StateRange,
+    Update,
+)
+from node.range_book import STATE_BYTES, Errand, RangeBook
+from protocol.events import Learned, LearningGoesOn
+from protocol.ids import PeerId, StateId
+from protocol.messages import Contact
+from protocol.replays import Replay
+
+MAX_DONORS = 3
+"""Asked at once; others take the place of one that fails or is slow."""
+OUTPACED = 4.0
+"""A donor so many times slower than the fastest one makes room for one that is not asked yet."""
+STEAL_FACTOR, STEAL_S = 3.0, 1.0
+"""Who has nothing else to do takes over what another donor has been at for so many times its own time for an errand, and for so
+many seconds at least."""
+PATIENCE_HEARTBEATS = 2.0
+MAX_PAUSE_S = 30.0
+POLLS_PER_HEARTBEAT = 8
+MAX_STATES_TOLD = 8
+NO_ESTIMATE_S = 1e9
+"""Seconds left where nothing comes at present."""
+
+
+class Syllabus(Protocol):
+    """What a learner needs to know of decisions."""
+
+    def donors(self, stage: int) -> tuple[Contact, ...]:
+        """Who holds the stage's state, this node left out."""
+
+    def head(self, stage: int) -> StateId:
+        """The newest state."""
+
+    def replays(self, stage: int, state_id: StateId, lr_factor: float) -> tuple[Replay, ...] | None:
+        """See `protocol.replays.replays`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a learner works with."""
+
+    donors: Donors
+    executor: StageExecutor
+    syllabus: Syllabus
+    clock: Clock
+
+
+@dataclass(slots=True)
+class Tally:
+    """What is known of a donor."""
+
+    num_bytes: int = 0
+    busy_s: float = 0.0
+    num_errands: int = 0
+    failures: int = 0
+    """In a row."""
+    mismatches: int = 0
+    """How often a state that it had a part in had another digest than was told."""
+    aside_until: float = -math.inf
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second that it was asked in; 0 where nothing came yet."""
+        return self.num_bytes / self.busy_s if self.busy_s > 0 else 0.0
+
+    def brought(self, num_bytes: int, seconds: float) -> None:
+        """An errand to it went well."""
+        self.num_bytes += num_bytes
+        self.busy_s += max(seconds, 1e-6)
+        self.num_errands += 1
+        self.failures = 0
+
+
+@dataclass(slots=True)
+class Learner:
+    """Learns one stage, whose blank seat exists, until `run` is cancelled. `tell` hears how it goes, `on_fault` who did what
+    wrong ('' where it cannot be said); neither may block. Call `wake` when something was decided."""
+
+    stage: int
+    num_elements: int
+    means: Means
+    heartbeat_s: float
+    tell: Callable[[LearningGoesOn | Learned], None]
+    on_fault: Callable[[PeerId, str], None] = lambda _peer, _reason: None
+    range_elements: int = RANGE_ELEMENTS
+    tallies: dict[PeerId, Tally] = field(default_factory=dict)
+    num_replayed: int = 0
+    """Ranges brought forward by a kept gradient."""
+    num_fetched: int = 0
+    """Ranges of state that were fetched."""
+    _book: RangeBook = field(init=False)
+    _began: float = field(init=False)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _hands: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the seat is changed or looked at as a whole."""
+    _listed: dict[PeerId, Contact] = field(default_factory=dict)
+    _working: set[PeerId] = field(default_factory=set)
+    _used: set[PeerId] = field(default_factory=set)
+    _told: dict[StateId, dict[PeerId, str]] = field(default_factory=dict)
+    _leads: dict[tuple[StateId, float], tuple[Replay, ...] | None] = field(default_factory=dict)
+    _leads_to: StateId = ""
+    _learned: StateId = ""
+    _alone: bool = False
+    """After a wrong digest one donor is asked at a time: a wrong one then spoils its own try only."""
+    _num_bytes: int = 0
+    _reported_at: float = -math.inf
+
+    def __post_init__(self) -> None:
+        self._book = RangeBook(self.num_elements, PATIENCE_HEARTBEATS * self.heartbeat_s, self.range_elements)
+        self._began = self.means.clock.monotonic()
+
+    def wake(self) -> None:
+        """Something changed: everybody who waits looks again."""
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    async def run(self) -> None:
+        """Learn, and keep up. Ends only by being cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                news = self._news
+                self._hire(group)
+                await self._examine()
+                self._report()
+                await _wait(news, self.heartbeat_s)
+
+    # ---- donors ----
+
+    def _hire(self, group: asyncio.TaskGroup) -> None:
+        """Ask up to `MAX_DONORS`, those first that failed and brought least so far."""
+        self._listed = {contact.peer: contact for contact in self.means.syllabus.donors(self.stage)}
+        room = (1 if self._alone else MAX_DONORS) - len(self._working)
+        for contact in self._free()[: max(0, room)]:
+            self._working.add(contact.peer)
+            group.create_task(self._work(contact), name=f"learn stage {self.stage} from {contact.peer[-8:]}")
+
+    def _free(self) -> list[Contact]:
+        """Who could be asked and is not."""
+        now = self.means.clock.monotonic()
+
+        def order(contact: Contact) -> tuple[int, int, int, PeerId]:
+            tally = self._tally(contact.peer)
+            return tally.mismatches, tally.failures, tally.num_bytes, contact.peer
+
+        listed = [c for c in self._listed.values() if c.peer not in self._working]
+        return sorted((c for c in listed if self._tally(c.peer).aside_until <= now), key=order)
+
+    def _tally(self, peer: PeerId) -> Tally:
+        return self.tallies.setdefault(peer, Tally())
+
+    async def _work(self, donor: Contact) -> None:
+        """Everything that one donor is asked for, over one connection."""
+        try:
+            async with self.means.donors.visit(donor) as source:
+                while self._listed.get(donor.peer) == donor and self._is_wanted(donor.peer):
+                    news, now = self._news, self.means.clock.monotonic()
+                    errand = self._book.take(self._lead, now, self._steal_after_s(donor.peer))
+                    if errand is None:
+                        await _wait(news, self.heartbeat_s / POLLS_PER_HEARTBEAT if self._book_is_taken() else self.heartbeat_s)
+                    elif not await self._do(errand, source, donor.peer):
+                        await _wait(self._news, self.heartbeat_s / POLLS_PER_HEARTBEAT)
+        except PeerError as error:
+            self._set_aside(donor.peer, error.reason)
+        finally:
+            self._working.discard(donor.peer)
+            self.wake()
+
+    def _book_is_taken(self) -> bool:
+        return any(part.takers for part in self._book.parts)
+
+    def _steal_after_s(self, peer: PeerId) -> float:
+        tally = self._tally(peer)
+        return max(STEAL_S, STEAL_FACTOR * tally.busy_s / max(1, tally.num_errands))
+
+    def _is_wanted(self, peer: PeerId) -> bool:
+        """Is it to be asked on? Not if it is much slower than the fastest one, while somebody else could be asked."""
+        mine, now = self._tally(peer), self.means.clock.monotonic()
+        if mine.aside_until > now or (self._alone and len(self._working) > 1):
+            return False
+        best = max(self._tally(p).rate for p in self._working)
+        if mine.num_errands < 2 or mine.rate * OUTPACED >= best or not self._free():
+            return True
+        mine.aside_until = now + MAX_PAUSE_S
+        return False
+
+    def _set_aside(self, peer: PeerId, reason: str) -> None:
+        tally = self._tally(peer)
+        tally.aside_until = self.means.clock.monotonic() + min(MAX_PAUSE_S, self.heartbeat_s * 2.0**tally.failures)
+        tally.failures = min(tally.failures + 1, 16)
+        self.on_fault(peer, reason)
+
+    # ---- ranges ----
+
+    def _lead(self, facts: StateFacts) -> tuple[Replay, ...] | None:
+        """`Syllabus.replays`, remembered as long as the newest state is the same."""
+        head = self.means.syllabus.head(self.stage)
+        if head != self._leads_to:
+            self._leads.clear()
+            self._leads_to = head
+        key = facts.state_id, facts.lr_factor
+        if key not in self._leads:
+            self._leads[key] = self.means.syllabus.replays(self.stage, *key)
+        return self._leads[key]
+
+    async def _do(self, errand: Errand, source: Donor, peer: PeerId) -> bool:
+        """Fetch what the errand asks for and put it in place; False where the donor does not hold it."""
+        part, replay, began = errand.part, errand.replay, self.means.clock.monotonic()
+        try:
+            if replay is None:
+                found = await source.state_range(self.stage, part.first, part.count)
+            else:
+                found = await source.gradient_range(self.stage, replay.state_id, part.first, part.count)
+            seconds = self.means.clock.monotonic() - began
+            async with self._hands:
+                if not self._book.is_late(errand):
+                    await self._put(errand, found, peer)
+        except NotHeldError:
+            if replay is None:
+                raise
+            self._book.miss(errand, self._lead, self.means.clock.monotonic())
+            return False
+        finally:
+            self._book.give_back(errand)
+        self._tally(peer).brought(errand.num_bytes, seconds)
+        self._num_bytes += errand.num_bytes
+        self.wake()
+        return True
+
+    async def _put(self, errand: Errand, found: StateRange, peer: PeerId) -> None:
+        part, replay, facts, data = errand.part, errand.replay, found.facts, memoryview(found.data).cast("B")
+        if not facts.state_id or facts.optimizer_age < 0 or facts.lr_factor <= 0 or len(data) != errand.num_bytes:
+            raise PeerError(peer, f"elements {part.first}+{part.count} of stage {self.stage} that are none")
+        if replay is None:
+            third = len(data) // 3
+            await self.means.executor.adopt_range(
+                self.stage, part.first, data[:third], data[third : 2 * third], data[2 * third :]
+            )
+            self.num_fetched += 1
+        else:
+            assert part.facts, "what is replayed is there"
+            update = Update(replay.gradient_scale, replay.learning_rate)
+            await self.means.executor.replay_range(self.stage, part.first, data, update, part.facts.optimizer_age)
+            self.num_replayed += 1
+        self._book.settle(errand, facts)
+        self._used.add(peer)
+        self._told.setdefault(facts.state_id, {})[peer] = facts.digest
+        if len(self._told) > MAX_STATES_TOLD:
+            del self._told[next(iter(self._told))]
+
+    # ---- the whole ----
+
+    async def _examine(self) -> None:
+        """Is all of the newest state, and is it what the donors have?"""
+        head = self.means.syllabus.head(self.stage)
+        if head == self._learned or not self._book.is_of(head):
+            return
+        async with self._hands:
+            states = self._book.states()
+            facts = states.pop()
+            if facts is None or facts.state_id != head or not self._book.is_of(head):
+                return
+            info = await self.means.executor.adopted(self.stage, facts.optimizer_age)
+            if states:
+                self._start_over(f"donors differ on what state {head[:8]} is")
+            elif set(self._told.get(head, {}).values()) != {info.digest}:
+                self._start_over(f"what came is not state {head[:8]} as its donors tell it: its digest is another")
+            else:
+                self._learned, self._alone = head, False
+                self._tell_learned(facts, info.digest)
+
+    def _tell_learned(self, facts: StateFacts, digest: str) -> None:
+        seconds = self.means.clock.monotonic() - self._began
+        self.tell(
+            Learned(
+                self.stage,
+                facts.state_id,
+                facts.step,
+                digest,
+                facts.optimizer_age,
+                facts.lr_factor,
+                facts.generation,
+                tuple(sorted(self._used)),
+                self._num_bytes,
+                seconds,
+            )
+        )
+
+    def _start_over(self, reason: str) -> None:
+        self._book.clear()
+        self._told.clear()
+        self._learned, self._alone = "", True
+        for peer in sorted(self._used):
+            self._tally(peer).mismatches += 1
+            self._set_aside(peer, reason)
+        self._used.clear()
+        self.wake()
+
+    def _report(self) -> None:
+        now = self.means.clock.monotonic()
+        if self._learned == self.means.syllabus.head(self.stage) or now - self._reported_at < self.heartbeat_s:
+            return
+        self._reported_at = now
+        rate = sum(self._tally(peer).rate for peer in self._working)
+        left = self._book.bytes_needed(self._lead) / rate if rate else NO_ESTIMATE_S
+        total = STATE_BYTES * self.num_elements
+        self.tell(LearningGoesOn(self.stage, self._num_bytes, total, min(left, NO_ESTIMATE_S), len(self._working)))
+
+
+async def _wait(news: asyncio.Event, seconds: float) -> None:
+    """For news, but not for long."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await news.wait()

@@ -1,0 +1,140 @@
+"""A learner's book of the ranges of a stage: of which state each is, and what is to be done next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from node.ports import RANGE_ELEMENTS, StateFacts
+from protocol.ids import StateId
+from protocol.replays import Replay
+
+STATE_BYTES = 12
+"""Of an element: weight and two moments."""
+GRADIENT_BYTES = 4
+MAX_REPLAYS = 2
+"""Updates done again rather than fetching the range anew: donors keep as many gradients, and three cost as much as a state."""
+MAX_TAKERS = 3
+
+Lead = Callable[[StateFacts], tuple[Replay, ...] | None]
+"""Updates from this state to the newest one; None where none are known (see `protocol.replays`)."""
+
+
+@dataclass(slots=True)
+class Part:
+    """A range: of which state it is here (None: nothing is here yet), and who is at it. Changed by `RangeBook` alone."""
+
+    first: int
+    count: int
+    facts: StateFacts | None = None
+    version: int = 0
+    """Grows with every change: what was fetched for an older version is late."""
+    takers: int = 0
+    taken_at: float = 0.0
+    unknown_since: float | None = None
+    missing_since: float | None = None
+    """Since when no donor had the gradient that leads on."""
+    anew: bool = False
+    """To be fetched, whatever is here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """Fetch the range of this version: its state, or the gradient of one update (`replay`) that brings it forward."""
+
+    part: Part
+    version: int
+    replay: Replay | None
+
+    @property
+    def num_bytes(self) -> int:
+        """How much must come."""
+        return self.part.count * (GRADIENT_BYTES if self.replay else STATE_BYTES)
+
+
+class RangeBook:
+    """`patience_s`: how long something may be missing or unknown before the range is fetched anew."""
+
+    def __init__(self, num_elements: int, patience_s: float, range_elements: int = RANGE_ELEMENTS) -> None:
+        firsts = range(0, num_elements, range_elements)
+        self.parts = [Part(first, min(range_elements, num_elements - first)) for first in firsts]
+        self._patience_s = patience_s
+
+    def take(self, lead: Lead, now: float, steal_after_s: float) -> Errand | None:
+        """The most urgent errand. Ranges one or two updates behind come first, the stalest in front, as their gradients are not
+        kept for long; then those that must be fetched. Where nothing else is left, one that somebody else has been at for
+        `steal_after_s` already."""
+        errands = [errand for part in self.parts if (errand := self._errand(part, lead, now))]
+        free = [errand for errand in errands if not errand.part.takers]
+        late = [e for e in errands if 0 < e.part.takers < MAX_TAKERS and now - e.part.taken_at >= steal_after_s]
+        chosen = min(free, key=_urgency, default=None) or min(late, key=lambda e: e.part.taken_at, default=None)
+        if chosen:
+            chosen.part.takers += 1
+            chosen.part.taken_at = now
+        return chosen
+
+    def _errand(self, part: Part, lead: Lead, now: float) -> Errand | None:
+        if part.facts is None or part.anew:
+            return Errand(part, part.version, None)
+        replays = lead(part.facts)
+        if replays is None:
+            part.unknown_since = now if part.unknown_since is None else part.unknown_since
+            return Errand(part, part.version, None) if now - part.unknown_since >= self._patience_s else None
+        part.unknown_since = None
+        if not replays:
+            return None
+        return Errand(part, part.version, replays[0] if len(replays) <= MAX_REPLAYS else None)
+
+    def give_back(self, errand: Errand) -> None:
+        """Nobody is at it any more, whatever became of it."""
+        errand.part.takers -= 1
+
+    def is_late(self, errand: Errand) -> bool:
+        """Somebody else was faster."""
+        return errand.part.version != errand.version
+
+    def settle(self, errand: Errand, facts: StateFacts) -> None:
+        """The range is of this state here now: fetched, or brought forward by the errand's update."""
+        part, replay = errand.part, errand.replay
+        if replay and part.facts:
+            facts = replace(part.facts, state_id=replay.state_id, step=replay.step, optimizer_age=part.facts.optimizer_age + 1)
+        part.facts = replace(facts, digest="")
+        part.version += 1
+        part.unknown_since = part.missing_since = None
+        part.anew = False
+
+    def miss(self, errand: Errand, lead: Lead, now: float) -> None:
+        """A donor does not hold the gradient. It may not have done the newest update yet; one that is older, or that none has
+        for long, is not to be had any more."""
+        part = errand.part
+        replays = lead(part.facts) if part.facts and not self.is_late(errand) else None
+        if replays:
+            part.missing_since = now if part.missing_since is None else part.missing_since
+            part.anew = len(replays) > 1 or now - part.missing_since >= self._patience_s
+
+    def clear(self) -> None:
+        """Nothing that is here counts any more."""
+        for part in self.parts:
+            part.facts, part.anew = None, False
+            part.version += 1
+
+    def states(self) -> set[StateFacts | None]:
+        """Of which states the ranges are (without digests)."""
+        return {part.facts for part in self.parts}
+
+    def is_of(self, state_id: StateId) -> bool:
+        """Is every range of this state?"""
+        return all(part.facts and part.facts.state_id == state_id for part in self.parts)
+
+    def bytes_needed(self, lead: Lead) -> int:
+        """What must still come until all is of the newest state, if no update is added meanwhile."""
+        return sum(part.count * self._bytes_per_element(part, lead) for part in self.parts)
+
+    def _bytes_per_element(self, part: Part, lead: Lead) -> int:
+        replays = None if part.facts is None or part.anew else lead(part.facts)
+        return STATE_BYTES if replays is None or len(replays) > MAX_REPLAYS else GRADIENT_BYTES * len(replays)
+
+
+def _urgency(errand: Errand) -> tuple[bool, int]:
+    step = errand.part.facts.step if errand.replay and errand.part.facts else 0
+    return errand.replay is None, step

@@ -1,0 +1,78 @@
+"""State of other replicas in memory: `Donors` without sockets, with the latency and the rate of a link."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+
+from node.holdings import Holdings
+from node.ports import Donor, NotHeldError, PeerError, StateRange
+from protocol.ids import PeerId, StateId
+from protocol.messages import Contact
+
+
+@dataclass(slots=True)
+class MemoryLibrary:
+    """What all nodes of a simulated world can give. Links have a latency of 10 to 20 ms and bring `rate` bytes per second."""
+
+    rng: Random
+    rate: float = 10e6
+    _held: dict[PeerId, Holdings] = field(default_factory=dict)
+
+    def add(self, peer: PeerId, holdings: Holdings) -> None:
+        """The peer is there."""
+        self._held[peer] = holdings
+
+    def remove(self, peer: PeerId) -> None:
+        """It is not any more."""
+        self._held.pop(peer, None)
+
+    def of(self, peer: PeerId) -> Holdings:
+        """Raises `PeerError` where it is gone."""
+        if peer not in self._held:
+            raise PeerError(peer, "it is gone")
+        return self._held[peer]
+
+    async def travel(self, num_bytes: int) -> None:
+        """The time that so many bytes take."""
+        await asyncio.sleep(self.rng.uniform(0.01, 0.02) + num_bytes / self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryDonors:
+    """See `node.ports.Donors`."""
+
+    library: MemoryLibrary
+
+    @asynccontextmanager
+    async def visit(self, donor: Contact) -> AsyncIterator[Donor]:
+        """See `Donors`."""
+        await self.library.travel(0)
+        self.library.of(donor.peer)
+        yield _MemoryDonor(self.library, donor.peer)
+
+
+@dataclass(frozen=True, slots=True)
+class _MemoryDonor:
+    library: MemoryLibrary
+    peer: PeerId
+
+    async def state_range(self, stage: int, first: int, count: int) -> StateRange:
+        """See `Donor`."""
+        await self.library.travel(0)
+        return await self._bring(await self.library.of(self.peer).state_range(stage, first, count))
+
+    async def gradient_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
+        """See `Donor`."""
+        await self.library.travel(0)
+        return await self._bring(await self.library.of(self.peer).gradient_range(stage, state_id, first, count))
+
+    async def _bring(self, found: StateRange | None) -> StateRange:
+        if found is None:
+            raise NotHeldError(self.peer, "does not hold that")
+        await self.library.travel(len(memoryview(found.data).cast("B")))
+        self.library.of(self.peer)
+        return found

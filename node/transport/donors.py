@@ -1,0 +1,62 @@
+"""`node.ports.Donors` over gRPC: ranges of a stage's state from its other replicas, over one connection each."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from typing import Any
+
+from node.ports import Donor, PeerError, StateFacts, StateRange
+from node.transport.channel import Security
+from node.transport.checks import check
+from node.transport.config import FetchRequest
+from node.transport.fetch import Asking, OnBytes, answers, opened, pieces, read_elements
+from node.transport.wire import from_pb
+from protocol.ids import StateId
+from protocol.messages import Contact
+
+PROGRESS_S = 10.0
+"""A donor that brings no bytes for so long is given up."""
+SECTIONS = 3
+"""Weights and two moments make a state."""
+
+
+class GrpcDonors:
+    """See `Donors`. `on_bytes`: as `Hooks.on_bytes`."""
+
+    def __init__(
+        self, security: Security, on_bytes: OnBytes = lambda _kind, _way, _bytes: None, progress_s: float = PROGRESS_S
+    ) -> None:
+        self._security, self._on_bytes, self._progress_s = security, on_bytes, progress_s
+
+    @asynccontextmanager
+    async def visit(self, donor: Contact) -> AsyncIterator[Donor]:
+        """See `Donors`."""
+        asking = Asking(self._progress_s, self._progress_s, on_bytes=self._on_bytes, security=self._security, peer=donor.peer)
+        async with AsyncExitStack() as stack:
+            with answers(donor.address, asking):
+                stub = await stack.enter_async_context(opened(donor.address, asking))
+            yield _GrpcDonor(stub, donor.address, asking)
+
+
+class _GrpcDonor:
+    def __init__(self, stub: Any, address: str, asking: Asking) -> None:
+        self._stub, self._address, self._asking = stub, address, asking
+
+    async def state_range(self, stage: int, first: int, count: int) -> StateRange:
+        """See `Donor`."""
+        return await self._fetch(FetchRequest(stage, "", "state", first, count), SECTIONS * count)
+
+    async def gradient_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
+        """See `Donor`."""
+        found = await self._fetch(FetchRequest(stage, state_id, "gradient", first, count), count)
+        if found.facts.state_id != state_id:
+            raise PeerError(self._asking.peer, f"{self._address} sent a gradient that nobody asked for")
+        return found
+
+    async def _fetch(self, asked: FetchRequest, num_elements: int) -> StateRange:
+        check(asked)
+        with answers(self._address, self._asking):
+            async with aclosing(pieces(self._stub, "Fetch", asked, self._asking)) as chunks:
+                data, facts = await read_elements(chunks, asked, num_elements, self._address, self._asking)
+            return StateRange(from_pb(StateFacts, facts), data)

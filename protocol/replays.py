@@ -1,0 +1,42 @@
+"""Which updates lead from an older state of a stage to the newest one: what a learner has to do again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.chain import Chain
+from protocol.ids import StateId
+from protocol.manifest import Manifest
+from protocol.records import Commit
+from protocol.schedule import gradient_scale, learning_rate
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """One update of a stage: what its reduced gradient and the schedule are multiplied with, and the state that it leads to."""
+
+    state_id: StateId
+    step: int
+    gradient_scale: float
+    learning_rate: float
+    """The stage's lr_factor is in it."""
+
+
+def replays(chain: Chain, manifest: Manifest, stage: int, state_id: StateId, lr_factor: float) -> tuple[Replay, ...] | None:
+    """Updates from `state_id` to the newest state, oldest first; () if it is the newest. None where nothing is known to lead
+    from one to the other: the state is too old, of another lineage, or of a commit that is not known here yet."""
+    found: list[Replay] = []
+    after = chain.state_ids[stage]
+    for past in reversed(chain.past):
+        if after == state_id:
+            break
+        found.append(_replay(past.commit, manifest, stage, after, lr_factor))
+        after = past.parents[stage]
+    return tuple(reversed(found)) if after == state_id else None
+
+
+def _replay(commit: Commit, manifest: Manifest, stage: int, state_id: StateId, lr_factor: float) -> Replay:
+    norms = {result.stage: result.squared_norm for result in commit.results}
+    scale = gradient_scale(manifest, commit.tokens, norms, stage)
+    rate = learning_rate(manifest.optimizer, commit.step, manifest.last_step)
+    return Replay(state_id, commit.step, scale, rate * lr_factor)

@@ -19,7 +19,7 @@ class ChainSyllabus:
     def donors(self, stage: int) -> tuple[Contact, ...]:
         """Active and passive replicas, in roster order, that can be reached."""
         me, addresses = self.state.config.member.peer, self.state.bench.addresses
-        peers = [s.member.peer for s in self.state.chain.seated(stage) if s.role != "learner" and s.member.peer != me]
+        peers = [s.member.peer for s in self.state.chain.holders(stage) if s.member.peer != me]
         return tuple(Contact(peer, addresses[peer]) for peer in peers if peer in addresses)
 
     def head(self, stage: int) -> StateId:

@@ -33,7 +33,8 @@ class Learners:
     def __init__(self, chain: Chain, heartbeat_s: float, most_s: float) -> None:
         self._chain, self._least_s, self._most_s = chain, LEAST_HEARTBEATS * heartbeat_s, most_s
         self._known: dict[tuple[int, Member], Learner] = {}
-        self._held: tuple[float, float] | None = None
+        self._held: tuple[float, float, frozenset[tuple[int, Member]]] | None = None
+        """Since when, until when at most, and for whom the next step waits."""
 
     def look(self, now: float) -> None:
         """Who learns according to the roster; others are forgotten."""
@@ -60,9 +61,11 @@ class Learners:
             ]
             if not near:
                 return ""
-            self._held = now, now + max(self._patience(x, now) for _, x in near) + self._least_s
-        if now < self._held[1]:
-            stages = ", ".join(map(str, sorted({stage for stage, _ in self._known})))
+            until = now + max(self._patience(x, now) for _, x in near) + self._least_s
+            self._held = now, until, frozenset(key for key, _ in near)
+        waited_for = self._held[2] & self._known.keys()
+        if waited_for and now < self._held[1]:
+            stages = ", ".join(map(str, sorted({stage for stage, _ in waited_for})))
             return f"waiting a moment for a newcomer at stage {stages} to have the newest state"
         self._spend(now)
         return ""

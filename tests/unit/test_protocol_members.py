@@ -203,6 +203,17 @@ def test_who_is_in_ends_the_wait() -> None:
     assert learners.hold(1.5) == "", "what it cost is not to be had at once again"
 
 
+def test_nobody_is_waited_for_who_does_not_learn_any_more() -> None:
+    chain = a_chain(a_manifest(), Seating(1, NEW, "learner"))
+    learners = Learners(chain, heartbeat_s=1.0, most_s=60.0)
+    learners.look(0.0)
+    learners.enter(NEW, learning(chain, 1, "", seconds_left=0.5))
+    assert "stage 1" in learners.hold(1.0)
+    chain.append(Roster(chain.head, chain.step, (Seating(1, NEW, "passive"),), (), (LEAD,)), ())
+    learners.look(1.1)
+    assert learners.hold(1.1) == ""
+
+
 def test_a_slow_copy_is_never_waited_for_longer_than_the_manifest_says() -> None:
     manifest = a_manifest()
     chain = a_chain(manifest, Seating(1, NEW, "learner"))

@@ -7,19 +7,18 @@ data, executor, decisions. Closing goes the other way round, each part within a 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from random import SystemRandom
 from typing import TYPE_CHECKING
 
 import uvloop
 
 from node.admission import judge_of, shown, shown_by_founder
-from node.certificates import papers_of
 from node.clock import SystemClock
 from node.config import NodeSettings
 from node.data.files import BlobFiles
@@ -27,17 +26,16 @@ from node.data.lazy import LazyTokens
 from node.desk import Desk
 from node.dry_run import Report, pace, survey
 from node.event_log import EventLog
-from node.guests import Guests
-from node.http import HttpServer
-from node.identity import Identity, StateLock, double_start_error, find_double, load_or_create, next_incarnation
+from node.identity import StateLock, load_or_create, next_incarnation
 from node.keys import OrganiserKey
 from node.limits import Limits, parse_size
 from node.machine import free_disk
 from node.manifest_file import load
+from node.network import Home, Network, Opening, Run, bounded, settle
 from node.newcomer import Newcomer
+from node.past import Past
 from node.payloads import HandlePool
 from node.ports import Lease, UnusableError
-from node.reach import announced
 from node.reduce import PIECE_ELEMENTS
 from node.running import FILE_NAME as RUNNING_FILE
 from node.running import Running
@@ -46,7 +44,6 @@ from node.screen import Introduction, Screen
 from node.serving import Shelf
 from node.signals import Signals
 from node.state_store import DirectoryStore
-from protocol.addresses import multiaddress, parse_host_port
 from protocol.commands import Command, Note
 from protocol.events import Event
 from protocol.forecast import Machine, forecast
@@ -58,16 +55,11 @@ from protocol.node_state import NodeConfig, NodeState
 
 if TYPE_CHECKING:
     from node.directory import HivemindDirectory
-    from node.transport.channel import Security
-    from node.transport.donors import GrpcDonors
     from node.transport.fetch import Asker
-    from node.transport.grpc_transport import GrpcTransport
 
 ORGANISER_FILE = "organiser.key"
-REDIAL_S = 60.0
-CLOSE_S = 4.0
-CHUNK_BYTES = 1 << 20
-"""Of streams until the run says its own."""
+REMEMBER_S, REDIAL_EVERY = 5.0, 12
+"""Once a minute peers are dialled again."""
 log = logging.getLogger(__name__)
 
 
@@ -79,6 +71,8 @@ class Source:
     invite: str = ""
     dry_run: bool = False
     """Only tell what joining would mean."""
+    defaults: frozenset[str] = frozenset()
+    """Settings that nobody set: their ports may give way."""
 
 
 def run_node(settings: NodeSettings, source: Source) -> int:
@@ -99,39 +93,6 @@ def _usable(group: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error or group
-
-
-@dataclass(frozen=True, slots=True)
-class _Home:
-    """What belongs to the state directory."""
-
-    store: DirectoryStore
-    identity: Identity
-    member: Member
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """What is known of the run before its manifest is."""
-
-    run_id: str
-    digest: str
-    ticket: str = ""
-    initial_peers: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Network:
-    """What is listened on, and what peers are found through and asked with."""
-
-    http: HttpServer
-    transport: GrpcTransport
-    directory: HivemindDirectory
-    asker: Asker
-    guests: Guests
-    donors: GrpcDonors
-    address: str
-    """HOST:PORT at which others reach the transport."""
 
 
 class _Node:
@@ -157,7 +118,7 @@ class _Node:
         with self._screen, StateLock.take(self._settings.state_dir):
             store = DirectoryStore.open(self._settings.state_dir)
             identity = load_or_create(self._settings.state_dir)
-            home = _Home(store, identity, Member(identity.peer, next_incarnation(self._settings.state_dir)))
+            home = Home(store, identity, Member(identity.peer, next_incarnation(self._settings.state_dir)))
             async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
                 code = await (self._join(home, invite, group, stack) if invite else self._start(home, group, stack))
             if not self._source.dry_run:
@@ -166,14 +127,29 @@ class _Node:
 
     # ---- the run's description ----
 
-    async def _start(self, home: _Home, group: asyncio.TaskGroup, stack: AsyncExitStack) -> int:
+    async def _start(self, home: Home, group: asyncio.TaskGroup, stack: AsyncExitStack) -> int:
         manifest, key = self._own_manifest()
         _checked_stage(self._settings.stage, manifest)
         ticket = shown_by_founder(self._settings.ticket, manifest, key, home.member.peer, self._clock.wall()).text
         tokens = LazyTokens(manifest, self._blobs)
         tokens.open()
-        network = await self._open_network(home, _Run(manifest.run_id, manifest.digest, ticket), group, stack)
+        past = Past(home.store, manifest.digest)
+        run = Run(manifest.run_id, manifest.digest, past, ticket, (), manifest.local, founder=not past.has_begun())
+        network = await self._opening().open(home, run, group, stack)
+        if not run.founder:
+            network = await self._come_back(home, manifest, network, group)
         return await self._live(home, manifest, network, tokens, group, stack)
+
+    async def _come_back(self, home: Home, manifest: Manifest, network: Network, group: asyncio.TaskGroup) -> Network:
+        """Whoever founded the run once joins it now, as an ordinary node, through the peers that it remembers."""
+        newcomer = self._newcomer(home.member, network)
+        lease = group.create_task(newcomer.show(), name="the newcomer's lease")
+        run_id = manifest.run_id
+        why = f"run {run_id} has begun and is not founded again (that takes a new --state-dir); waiting for one of its nodes"
+        leases = await newcomer.peers(why, network.directory.redial)
+        network = await settle(network, newcomer, leases, manifest.local, self._screen.say)
+        lease.cancel()
+        return network
 
     def _own_manifest(self) -> tuple[Manifest, OrganiserKey | None]:
         """The organiser's manifest, with the organiser's key in it, and the key if it is here."""
@@ -184,14 +160,12 @@ class _Node:
         key = OrganiserKey.load(path) if path.exists() else OrganiserKey.create(path)
         return from_mapping(manifest.model_dump() | {"organiser": key.public}), key
 
-    async def _join(self, home: _Home, invite: Invite, group: asyncio.TaskGroup, stack: AsyncExitStack) -> int:
+    async def _join(self, home: Home, invite: Invite, group: asyncio.TaskGroup, stack: AsyncExitStack) -> int:
         run_id, peer = invite.run_id, home.member.peer
         own = shown(self._settings.ticket, run_id, invite.organiser, peer, self._clock.wall())
-        run = _Run(run_id, invite.manifest_digest, own.text, invite.addresses)
-        network = await self._open_network(home, run, group, stack)
-        m, http = home.member, network.http.address
-        claim = Lease(m.peer, m.incarnation, self._settings.name, network.address, http, (), 0, False, False, expires=0.0)
-        newcomer = Newcomer(claim, network.directory, network.asker, self._clock, self._screen.say, own.flaw)
+        run = Run(run_id, invite.manifest_digest, Past(home.store, invite.manifest_digest), own.text, invite.addresses)
+        network = await self._opening().open(home, run, group, stack)
+        newcomer = self._newcomer(home.member, network, own.flaw)
         lease = group.create_task(newcomer.show(), name="the newcomer's lease")
         manifest, leases = await newcomer.manifest(invite)
         if own.flaw and manifest.admission == "invited":
@@ -202,6 +176,7 @@ class _Node:
             finally:
                 lease.cancel()
                 await newcomer.hide()
+        network = await settle(network, newcomer, leases, manifest.local, self._screen.say)
         tokens = LazyTokens(manifest, self._blobs)
         if self._settings.stage == 0:
             await _fetch(tokens, leases, network.asker)
@@ -230,44 +205,26 @@ class _Node:
         settings = self._settings
         return parse_size(settings.memory_limit) if settings.memory_limit else free_bytes(settings.device)
 
-    # ---- the network ----
-
-    async def _open_network(self, home: _Home, run: _Run, group: asyncio.TaskGroup, stack: AsyncExitStack) -> _Network:
-        from node.transport.donors import GrpcDonors
-        from node.transport.fetch import Asker
-        from node.transport.tls import Tls
-
-        host, port = parse_host_port(self._settings.metrics)
-        http = HttpServer.open(host, port, self._desk.sources())
-        stack.callback(http.close)
-        guests = Guests(home.member.peer, self._clock)
-        security = Tls(papers_of(home.identity.key), guests.admits, guests.flaw_of)
-        transport = await self._open_transport(home, run.run_id, security, group)
-        stack.push_async_callback(_bounded, transport.close, "the streams")
-        directory = await self._open_directory(home, run, guests, group)
-        stack.push_async_callback(_bounded, directory.close, "the directory")
-        guests.open(directory.leases)
-        address = self._settings.announce or announced(transport.address, run.initial_peers)
-        donors = GrpcDonors(security, self._on_bytes)
-        network = _Network(http, transport, directory, Asker(security, self._on_bytes), guests, donors, address)
-        await self._refuse_double(home, network)
-        return network
-
-    async def _open_transport(self, home: _Home, run_id: str, security: Security, group: asyncio.TaskGroup) -> GrpcTransport:
-        from node.transport.config import Hooks, TransportConfig
-        from node.transport.grpc_transport import GrpcTransport
-
-        member, settings = home.member, self._settings
-        config = TransportConfig(
-            run_id,
-            member.peer,
-            member.incarnation,
-            listen=settings.listen,
-            announce=settings.announce,
-            chunk_bytes=self._limits.chunk_bytes(CHUNK_BYTES),
+    def _opening(self) -> Opening:
+        return Opening(
+            settings=self._settings,
+            defaults=self._source.defaults,
+            clock=self._clock,
+            say=self._screen.say,
+            pool=self._pool,
+            desk=self._desk,
+            library=self._shelf.library(),
+            limits=self._limits,
+            signals=self._signals,
+            on_bytes=self._on_bytes,
+            on_refused=self._on_refused,
         )
-        hooks = Hooks(on_bytes=self._on_bytes, on_refused=self._on_refused, pace_out=self._limits.pace_out)
-        return await GrpcTransport.start(config, self._pool, group, SystemRandom(), self._shelf.library(), hooks, security)
+
+    def _newcomer(self, member: Member, network: Network, flaw: str = "") -> Newcomer:
+        where = network.where
+        http = where.http(network.http.address)
+        claim = Lease(member.peer, member.incarnation, self._settings.name, where.told, http, (), 0, False, False, expires=0.0)
+        return Newcomer(claim, network.directory, network.asker, self._clock, self._screen.say, flaw)
 
     def _on_bytes(self, kind: str, direction: str, num_bytes: int) -> None:
         self._desk.on_bytes(kind, direction, num_bytes)
@@ -279,35 +236,13 @@ class _Node:
         if self._refused and not self._refused.done() and not self._desk.is_seated:
             self._refused.set_exception(UnusableError(4, f"peer {peer[-8:]} refuses this node: {sentence}"))
 
-    async def _open_directory(self, home: _Home, run: _Run, guests: Guests, group: asyncio.TaskGroup) -> HivemindDirectory:
-        from node.directory import DirectoryConfig, HivemindDirectory
-
-        settings = self._settings
-        host, _ = parse_host_port(settings.listen)
-        config = DirectoryConfig(
-            run_digest=run.digest,
-            identity=home.identity,
-            runtime_dir=settings.state_dir,
-            listen=multiaddress(host, settings.dht_port),
-            announce=(settings.dht_announce,) if settings.dht_announce else (),
-            initial_peers=run.initial_peers,
-            start_timeout_s=settings.bootstrap_timeout_s,
-            bootstrap_timeout_s=settings.bootstrap_timeout_s,
-            on_daemon_death=self._screen.say,
-            on_leases=guests.note,
-            ticket=run.ticket,
-        )
-        self._screen.say("entering the directory")
-        self._signals.abrupt = False
-        return await HivemindDirectory.start(config, group)
-
     # ---- life ----
 
     async def _live(
         self,
-        home: _Home,
+        home: Home,
         manifest: Manifest,
-        network: _Network,
+        network: Network,
         tokens: LazyTokens,
         group: asyncio.TaskGroup,
         stack: AsyncExitStack,
@@ -316,15 +251,17 @@ class _Node:
 
         settings = self._settings
         executor = TorchExecutor(manifest, tokens, settings.device, settings.threads)
-        stack.push_async_callback(_bounded, executor.close, "the computation")
+        stack.push_async_callback(bounded, executor.close, "the computation")
         sink = EventLog.open(settings.state_dir / "events.jsonl", self._clock, self._screen.say)
         stack.callback(sink.close)
         stage = _checked_stage(settings.stage, manifest)
-        founder = self._source.manifest_file is not None
-        config = NodeConfig(manifest, home.member, settings.name, network.address, founder, stage, self._memory_bytes())
+        past, where = Past(home.store, manifest.digest), network.where
+        founder = self._source.manifest_file is not None and not past.has_begun()
+        config = NodeConfig(manifest, home.member, settings.name, where.told, founder, stage, self._memory_bytes())
         state = NodeState(config)
         ports = Ports(self._clock, network.directory, network.transport, executor, self._pool, sink, network.donors)
-        runtime = Runtime(ports, state, network.http.address, self._desk.verify, self._observers(tokens))
+        runtime = Runtime(ports, state, where.http(network.http.address), self._desk.verify, self._observers(tokens, past))
+        network.transport.announce(where.told)
         chunk_bytes = self._limits.chunk_bytes(manifest.wire.chunk_bytes)
         network.transport.tune(chunk_bytes=chunk_bytes, max_payload_bytes=_max_payload_bytes(manifest))
         network.directory.num_stages = manifest.num_stages
@@ -333,7 +270,7 @@ class _Node:
         self._desk.open(state, runtime, network.directory, network.transport)
         self._spawn(group, network.http.serve(), "http")
         self._spawn(group, self._raise_refusal(), "refusals")
-        self._spawn(group, self._redial(network.directory), "redial")
+        self._spawn(group, self._redial(network.directory, past), "redial")
         self._spawn(group, self._bring_data(tokens, network), "token shards")
         self._spawn(group, self._leave_when_spent(runtime), "allowance")
         self._announce(home, state, network)
@@ -347,7 +284,7 @@ class _Node:
             raise UnusableError(end.code, end.sentence)
         return end.code
 
-    def _observers(self, tokens: LazyTokens) -> Observers:
+    def _observers(self, tokens: LazyTokens, past: Past) -> Observers:
         metrics = self._desk.metrics
 
         def on_command(command: Command) -> None:
@@ -356,6 +293,8 @@ class _Node:
             if isinstance(command, Note) and command.type == "granted" and command.fields["stage"] == 0:
                 tokens.expect()
                 self._needs_data.set()
+            if isinstance(command, Note) and command.type == "decided":
+                past.note_begun()
 
         def on_lag(seconds: float) -> None:
             metrics.loop_lag(seconds)
@@ -368,15 +307,7 @@ class _Node:
 
         return Observers(on_event, on_command, on_lag, self._desk.on_published)
 
-    async def _refuse_double(self, home: _Home, network: _Network) -> None:
-        """The same identity must not run twice."""
-        m = home.member
-        own = Lease(m.peer, m.incarnation, "", network.address, "", (), 0, False, False, self._clock.wall() + 1.0)
-        double = await find_double(await network.directory.leases(), own, network.asker.is_there)
-        if double:
-            raise double_start_error(home.identity, double)
-
-    def _announce(self, home: _Home, state: NodeState, network: _Network) -> None:
+    def _announce(self, home: Home, state: NodeState, network: Network) -> None:
         settings, manifest = self._settings, state.config.manifest
         stages = () if settings.stage is None else (settings.stage,)
         why = "asked for" if stages else "the swarm decides"
@@ -408,15 +339,18 @@ class _Node:
     async def _leave_when_spent(self, runtime: Runtime) -> None:
         runtime.leave(await self._limits.spent())
 
-    async def _bring_data(self, tokens: LazyTokens, network: _Network) -> None:
+    async def _bring_data(self, tokens: LazyTokens, network: Network) -> None:
         """Whoever holds stage 0, or may have to, gets the data from peers where no path of the manifest has them."""
         await self._needs_data.wait()
         await _fetch(tokens, await network.directory.leases(), network.asker)
 
-    async def _redial(self, directory: HivemindDirectory) -> None:
-        while True:
-            await self._clock.sleep(REDIAL_S)
-            await directory.redial()
+    async def _redial(self, directory: HivemindDirectory, past: Past) -> None:
+        """Split halves of the directory meet again by this, and the next start finds the run by what is remembered."""
+        for round_ in itertools.count(1):
+            await self._clock.sleep(REMEMBER_S)
+            if round_ % REDIAL_EVERY == 0:
+                await directory.redial()
+            past.remember(directory.remembered())
 
 
 def _checked_stage(stage: int | None, manifest: Manifest) -> int:
@@ -437,12 +371,3 @@ def _max_payload_bytes(manifest: Manifest) -> int:
     """The largest payload of the run in f32: an activation, or a piece of a gradient."""
     activation = manifest.batch.microbatch_samples * manifest.batch.context_tokens * manifest.model.hidden_size
     return 4 * max(activation, PIECE_ELEMENTS)
-
-
-async def _bounded(close: Callable[[], Awaitable[None]], what: str) -> None:
-    """Close within a bound; what does not end in time ends with the process."""
-    try:
-        async with asyncio.timeout(CLOSE_S):
-            await close()
-    except TimeoutError:
-        log.warning("%s did not close within %.0f s", what, CLOSE_S)

@@ -29,7 +29,8 @@ from protocol.addresses import check_announce, parse_host_port, parse_multiaddre
 PREFIX = "REGROW_"
 RESERVED = ("REGROW_TEST_", "REGROW_CONFIG")
 CONFIG_FILE = "config.toml"
-ANY_INTERFACE, LOOPBACK = "0.0.0.0:0", "127.0.0.1:0"
+GRPC_PORT, DHT_PORT, METRICS_PORT = 28480, 28481, 28482
+"""Registered for nothing else. A default port that is taken gives way to any free one; one that was asked for does not."""
 
 
 def _host_port(text: str) -> str:
@@ -91,18 +92,21 @@ class NodeSettings:
     threads: int = Field(ge=1, le=1024, description="Threads of the computation on a CPU.")
     stage: int | None = Field(None, ge=0, le=64, description="Stage to hold; none = wherever the run needs one.")
     listen: Annotated[str, AfterValidator(_host_port)] = Field(
-        ANY_INTERFACE, description="HOST:PORT for other nodes (gRPC); port 0 = any free one."
+        f"0.0.0.0:{GRPC_PORT}", description="HOST:PORT for other nodes (gRPC); port 0 = any free one."
     )
     announce: Annotated[str, AfterValidator(_announced)] = Field(
         "", description="HOST:PORT at which other nodes reach `listen`, where a router forwards it; empty = find out."
     )
-    dht_port: int = Field(0, ge=0, le=65535, description="TCP port of the directory (DHT); 0 = any free one.")
+    dht_port: int = Field(DHT_PORT, ge=0, le=65535, description="TCP port of the directory (DHT); 0 = any free one.")
     dht_announce: Annotated[str, AfterValidator(_announced_dht)] = Field(
         "",
         description="Multiaddress at which others reach the DHT port, as /ip4/203.0.113.7/tcp/4000; empty = find out.",
     )
+    lan: bool = Field(
+        False, description="All nodes of the run are in one network: private addresses such as 192.168.1.5 may be announced."
+    )
     metrics: Annotated[str, AfterValidator(_host_port)] = Field(
-        LOOPBACK, description="HOST:PORT of /metrics, /status and health; port 0 = any free one."
+        f"127.0.0.1:{METRICS_PORT}", description="HOST:PORT of /metrics, /status and health; port 0 = any free one."
     )
     device: Annotated[str, AfterValidator(_device)] = Field(
         "auto", description="Where to compute: auto (a GPU if there is one), cpu, cuda or cuda:N."
@@ -126,6 +130,9 @@ class NodeSettings:
     )
     bootstrap_timeout_s: float = Field(
         90.0, gt=0, le=3600, description="Seconds to wait for the directory's start and for a first peer."
+    )
+    retry: bool = Field(
+        False, description="Where the run cannot be reached, or the node broke: wait, longer each time, and start again."
     )
 
 

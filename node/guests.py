@@ -34,6 +34,7 @@ class Guests:
         self._judge: Judge = everybody
         self._until: dict[PeerId, float] = {}
         self._unwelcome: dict[PeerId, str] = {}
+        self._address: dict[PeerId, str] = {}
         self._turn = asyncio.Lock()
         self._num_waiting = 0
         self._tried_at = self._read_at = float("-inf")
@@ -54,18 +55,17 @@ class Guests:
         """
         until, welcome = self._clock.monotonic() + KEEP_S, []
         for lease in leases:
-            self._until.pop(lease.peer, None)  # puts it last, so that the first one is the longest unseen
-            self._unwelcome.pop(lease.peer, None)
+            self._forget(lease.peer)  # puts it last, so that the first one is the longest unseen
             why = self._judge(lease)
             if why:
                 self._unwelcome[lease.peer] = why
                 continue
             welcome.append(lease)
             if not lease.leaving:
-                self._until[lease.peer] = until
+                self._until[lease.peer], self._address[lease.peer] = until, lease.address
         for known in (self._until, self._unwelcome):
             while len(known) > MAX_KNOWN:
-                del known[next(iter(known))]
+                self._forget(next(iter(known)))
         return welcome
 
     def flaw_of(self, peer: PeerId) -> str:
@@ -74,24 +74,38 @@ class Guests:
 
     async def admits(self, peer: PeerId) -> bool:
         """Whether this proven peer has a lease; reads the directory, if need be, as it is after the call."""
+        return await self._holds(lambda: self._knows(peer))
+
+    async def claims(self, peer: PeerId, address: str) -> bool:
+        """Whether this peer's lease names this address; reads the directory as above."""
+        return await self._holds(lambda: self._knows(peer) and self._address.get(peer) == address)
+
+    async def _holds(self, is_true: Callable[[], bool]) -> bool:
         asked_at = self._clock.monotonic()
-        if self._knows(peer):
+        if is_true():
             return True
         if self._read is None or self._num_waiting >= MAX_WAITING:
             return False
         self._num_waiting += 1
         try:
             async with self._turn:
-                return self._knows(peer) or (self._read_at < asked_at and await self._find(peer, self._read))
+                if not is_true() and self._read_at < asked_at:
+                    await self._look(self._read)
+                return is_true()
         finally:
             self._num_waiting -= 1
 
-    async def _find(self, peer: PeerId, read: ReadLeases) -> bool:
+    async def _look(self, read: ReadLeases) -> None:
         await self._clock.sleep(max(0.0, self._tried_at + PAUSE_S - self._clock.monotonic()))
         begun_at = self._tried_at = self._clock.monotonic()
         leases = await read()
         self._read_at = begun_at  # only now: a reading that was cancelled tells those who wait nothing
-        return any(lease.peer == peer and not lease.leaving for lease in self.note(leases))
+        self.note(leases)
+
+    def _forget(self, peer: PeerId) -> None:
+        self._until.pop(peer, None)
+        self._address.pop(peer, None)
+        self._unwelcome.pop(peer, None)
 
     def _knows(self, peer: PeerId) -> bool:
         return peer == self._me or self._until.get(peer, float("-inf")) > self._clock.monotonic()

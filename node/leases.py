@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from node.ports import Lease
-from protocol.addresses import parse_host_port
+from protocol.addresses import parse_host_port, parse_multiaddress
 from protocol.ids import PeerId
 from protocol.manifest import MAX_BLOCK_STAGES
 from protocol.tickets import MAX_CHARS
@@ -67,6 +67,7 @@ def to_record(lease: Lease) -> Record:
         "coordinator": lease.coordinator,
         "leaving": lease.leaving,
         "ticket": lease.ticket,
+        "dht": lease.dht,
     }
     from_record(record, lease.peer, lease.expires, lease.expires)
     return record
@@ -82,14 +83,15 @@ def from_record(record: object, peer: PeerId, expires: float, now: float) -> Lea
         peer=peer,
         incarnation=_integer(record["incarnation"]),
         name=_text(record["name"], MAX_NAME_CHARS),
-        address=_address(record["address"], may_be_empty=False),
-        http=_address(record["http"], may_be_empty=True),
+        address=_address(record["address"]),
+        http=_address(record["http"]),
         stages=_stages(record["stages"]),
         ballot_term=_integer(record["ballot_term"]),
         coordinator=_flag(record["coordinator"]),
         leaving=_flag(record["leaving"]),
         expires=expires,
         ticket=_text(record["ticket"], MAX_TICKET_CHARS),
+        dht=_multiaddress(record["dht"]),
     )
 
 
@@ -114,7 +116,7 @@ def newest(leases: Iterable[Lease], now: float) -> list[Lease]:
     return [best[peer] for peer in sorted(best)]
 
 
-_FIELDS = {"incarnation", "name", "address", "http", "stages", "ballot_term", "coordinator", "leaving", "ticket"}
+_FIELDS = {"incarnation", "name", "address", "http", "stages", "ballot_term", "coordinator", "leaving", "ticket", "dht"}
 
 
 def _age(lease: Lease) -> tuple[int, float]:
@@ -139,10 +141,17 @@ def _text(value: object, limit: int) -> str:
     return value
 
 
-def _address(value: object, *, may_be_empty: bool) -> str:
+def _address(value: object) -> str:
     text = _text(value, MAX_ADDRESS_CHARS)
-    if (text or not may_be_empty) and parse_host_port(text)[1] == 0:
+    if text and parse_host_port(text)[1] == 0:
         raise ValueError(f"address {text!r} has port 0")
+    return text
+
+
+def _multiaddress(value: object) -> str:
+    text = _text(value, MAX_ADDRESS_CHARS)
+    if text and (parse_multiaddress(text).peer or parse_multiaddress(text).port == 0):
+        raise ValueError(f"address {text!r} names a peer, or port 0")
     return text
 
 

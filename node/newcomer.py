@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
 
@@ -52,6 +52,20 @@ class Newcomer:
             expires = self._clock.wall() + LEASE_S
             await self._directory.publish(replace(self._lease, leaving=True, expires=expires))
 
+    async def move(self, address: str) -> None:
+        """From now on it is reached at this HOST:PORT; returns when the directory was told."""
+        self._lease = replace(self._lease, address=address)
+        await self._directory.publish(replace(self._lease, expires=self._clock.wall() + LEASE_S))
+
+    async def peers(self, why: str, look: Callable[[], Awaitable[object]]) -> list[Lease]:
+        """Who is there; waits until somebody is. `why` is said while nobody is, `look` awaited before each try."""
+        await self._is_shown.wait()
+        while not (leases := await self._others()):
+            self._say(why)
+            await look()
+            await self._clock.sleep(ASK_AGAIN_S)
+        return leases
+
     async def manifest(self, invite: Invite) -> tuple[Manifest, list[Lease]]:
         """The run's manifest, checked against the invite's digest, and who was there; waits until somebody gives it.
 
@@ -59,13 +73,16 @@ class Newcomer:
         """
         await self._is_shown.wait()
         while True:
-            leases = [x for x in await self._directory.leases() if not x.leaving and x.peer != self._lease.peer]
+            leases = await self._others()
             found = await self._first_manifest(leases, invite)
             if found is not None:
                 return found, leases
             if not leases:
                 self._say("waiting for a peer of the run")
             await self._clock.sleep(ASK_AGAIN_S)
+
+    async def _others(self) -> list[Lease]:
+        return [x for x in await self._directory.leases() if x.address and not x.leaving and x.peer != self._lease.peer]
 
     async def _first_manifest(self, leases: Iterable[Lease], invite: Invite) -> Manifest | None:
         uninvited = False

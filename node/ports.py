@@ -58,7 +58,7 @@ class Lease:
     incarnation: int
     name: str
     address: str
-    """HOST:PORT of the gRPC server."""
+    """HOST:PORT of the gRPC server, '' while its peer does not know where it is reached."""
     http: str
     """HOST:PORT of the HTTP server, '' where it is not told."""
     stages: tuple[int, ...]
@@ -69,6 +69,8 @@ class Lease:
     """Wall-clock seconds."""
     ticket: str = ""
     """What admits the peer to a run by invitation; '' where it has none."""
+    dht: str = ""
+    """Multiaddress by which the directory is entered at this peer, without /p2p/PEER; '' = not told. `Directory` sets it."""
 
 
 class Directory(Protocol):

@@ -243,7 +243,7 @@ class Runtime:
         config = self.state.config
         while True:
             leases = [x for x in await self.ports.directory.leases() if not x.leaving]
-            others = [x for x in leases if x.peer != config.member.peer]
+            others = [x for x in leases if x.peer != config.member.peer and x.address]
             heads = [x for x in others if x.coordinator]
             head = max(heads, key=lambda x: (x.ballot_term, x.peer), default=None)
             contact = Contact(head.peer, head.address) if head else None

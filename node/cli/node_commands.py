@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,6 +29,10 @@ DhtPort = Annotated[int | None, typer.Option("--dht-port", metavar="PORT", help=
 DhtAnnounce = Annotated[
     str | None,
     typer.Option("--dht-announce", metavar="ADDR", help="Where others reach it, such as /ip4/203.0.113.7/tcp/4000."),
+]
+Lan = Annotated[
+    bool | None,
+    typer.Option("--lan", help="All nodes are in one network: private addresses may be announced.", show_default=False),
 ]
 MetricsAt = Annotated[
     str | None,
@@ -56,6 +61,10 @@ Patience = Annotated[
     float | None,
     typer.Option("--bootstrap-timeout-s", metavar="S", help="Seconds to wait for a first peer.", show_default=False),
 ]
+Retry = Annotated[
+    bool | None,
+    typer.Option("--retry", help="Cannot reach the run, or broke: wait and start again (Ctrl-C ends it).", show_default=False),
+]
 Config = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="Settings as TOML; flags and REGROW_* come first.")
 ]
@@ -78,6 +87,7 @@ def start(
     announce: Announce = None,
     dht_port: DhtPort = None,
     dht_announce: DhtAnnounce = None,
+    lan: Lan = None,
     metrics: MetricsAt = None,
     state_dir: State = None,
     device: Device = None,
@@ -89,6 +99,7 @@ def start(
     ticket: Ticket = None,
     log_level: LogLevel = None,
     bootstrap_timeout_s: Patience = None,
+    retry: Retry = None,
     config: Config = None,
     as_json: Json = False,
 ) -> int:
@@ -108,6 +119,7 @@ def join(
     announce: Announce = None,
     dht_port: DhtPort = None,
     dht_announce: DhtAnnounce = None,
+    lan: Lan = None,
     metrics: MetricsAt = None,
     state_dir: State = None,
     device: Device = None,
@@ -119,6 +131,7 @@ def join(
     ticket: Ticket = None,
     log_level: LogLevel = None,
     bootstrap_timeout_s: Patience = None,
+    retry: Retry = None,
     config: Config = None,
     as_json: Json = False,
     dry_run: DryRun = False,
@@ -142,6 +155,7 @@ def show_config(
     announce: Announce = None,
     dht_port: DhtPort = None,
     dht_announce: DhtAnnounce = None,
+    lan: Lan = None,
     metrics: MetricsAt = None,
     state_dir: State = None,
     device: Device = None,
@@ -153,6 +167,7 @@ def show_config(
     ticket: Ticket = None,
     log_level: LogLevel = None,
     bootstrap_timeout_s: Patience = None,
+    retry: Retry = None,
     config: Config = None,
     as_json: Json = False,
 ) -> int:
@@ -183,7 +198,16 @@ def _live(resolved: Resolved, manifest_file: Path | None = None, invite: str = "
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # as TERM and HUP, until the node minds them all
     from node.compose import Source, run_node
 
-    return run_node(resolved.settings, Source(manifest_file, invite, dry_run))
+    settings, defaults = resolved.settings, frozenset(name for name, origin in resolved.origins.items() if origin == "default")
+
+    def once() -> int:
+        return run_node(settings, Source(manifest_file, invite, dry_run, defaults))
+
+    if not settings.retry:
+        return once()
+    from node.again import run_again
+
+    return run_again(once, time.sleep, time.monotonic, lambda line: print(f"regrow: {line}", file=sys.stderr, flush=True))
 
 
 def _resolve(flags: dict[str, Any]) -> Resolved:

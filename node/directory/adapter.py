@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from node.directory.validator import LeaseValidator, peer_of
 from node.identity import Identity
 from node.leases import MAX_STAGES, all_keys, following, from_record, keys_of, newest, to_record
 from node.ports import Lease, UnusableError
-from protocol.addresses import Multiaddress, check_announce, parse_multiaddress
+from protocol.addresses import Multiaddress, check_announce, multiaddress, parse_multiaddress
 
 MAX_REMEMBERED = 64
+MAX_KNOWN_TRIED = 4
+"""Of the peers of an earlier life, before the directory is entered: a dead one may take seconds."""
 MAX_DEATHS = 4
 DEATH_WINDOW_S = 60.0
 RESTART_PAUSE_S = 0.2
@@ -42,6 +45,12 @@ class DirectoryConfig:
     """How others reach this node, where that is not where it listens."""
     initial_peers: tuple[str, ...] = ()
     """Peers that are in already, with /p2p/PEER; empty for the first one."""
+    announce_host: str = ""
+    """Where others reach the port that this node listens on; '' = `announce`, else at its interfaces."""
+    known_peers: tuple[str, ...] = ()
+    """Peers of an earlier life, newest first: tried too, but entering does not depend on them."""
+    quiet: bool = False
+    """Not to be dialled, and announced nowhere, until `announce` is called."""
     num_stages: int = MAX_STAGES
     """Stages of the run incl. the embedding stage; the default works before the manifest is known, and is slower."""
     start_timeout_s: float = 90.0
@@ -75,6 +84,10 @@ class HivemindDirectory:
         self._tasks = tasks
         self._listen = _checked_listen(config.listen)
         self._announce = tuple(_checked_announce(address) for address in config.announce)
+        if config.announce_host:
+            self._announce = (parse_multiaddress(multiaddress(config.announce_host, 0)),)
+        self._quiet = config.quiet
+        self._initial_ids = {text.rpartition("/")[2].strip() for text in config.initial_peers}
         self._validator = LeaseValidator(config.run_digest, config.identity.key, config.wall)
         self._entrance = Entrance(self.peer, config.wall, config.bootstrap_timeout_s, config.call_timeout_s)
         self._node_id = DHTID.generate()
@@ -103,7 +116,7 @@ class HivemindDirectory:
         try:
             await directory._bring_up()
             with owning(directory._theirs):
-                await directory._entrance.enter(directory._node, config.initial_peers)
+                await directory._enter()
             await directory._remember()
             if directory._daemon is None or not directory._daemon.alive:
                 raise UnusableError(CANNOT_REACH, "p2pd, the network process of the directory, died: start again")
@@ -127,10 +140,43 @@ class HivemindDirectory:
         """See `node.ports.Directory`."""
         return list(self._visible)
 
+    @property
+    def is_quiet(self) -> bool:
+        """Nobody is told where to dial it; see `announce`."""
+        return self._quiet
+
+    def remembered(self) -> list[str]:
+        """As `redial` returns, without dialling."""
+        return list(reversed(self._remembered.values()))
+
+    @property
+    def port(self) -> int:
+        """TCP port that it listens on, or will."""
+        return self._listen.port
+
+    async def announce(self, address: str) -> None:
+        """From now on others are told to dial this directory at `address`: a multiaddress, or a host, with the port that it
+        listens on. p2pd is started anew for that. Raises `UnusableError` where it cannot."""
+        if self._restart_task is not None:
+            await asyncio.wait([self._restart_task])
+        told = address if address.startswith("/") else multiaddress(address, self._listen.port)
+        self._announce, self._quiet = (_checked_announce(told),), False
+        self._up.clear()
+        await self._tear_down()
+        try:
+            await self._bring_up()
+            await self._while_alive(self._entrance.redial(self._node, self._targets()))
+        except EOFError:
+            raise UnusableError(CANNOT_REACH, "p2pd, the network process of the directory, died: start again") from None
+        self._up.set()
+        if self._last is not None and self._last.expires > self._config.wall():
+            await self.publish(self._last)
+
     async def publish(self, lease: Lease) -> None:
         """See `node.ports.Directory`. Raises `ValueError` for a lease that its readers would refuse."""
         assert lease.peer == self.peer, "a directory publishes its own peer's leases"
-        shown = replace(lease, ticket=self._config.ticket)
+        dht = self._visible[0].rpartition("/p2p/")[0] if self._visible else ""
+        shown = replace(lease, ticket=self._config.ticket, dht=dht)
         self._last = following(shown, self._last.expires if self._last else None)
         await self._store(self._last)
 
@@ -145,18 +191,22 @@ class HivemindDirectory:
         if missing:
             self.failed_gets += missing
             _log.warning("%d of %d directory keys could not be read", missing, len(keys))
-        return self._config.on_leases(newest((lease for key in keys for lease in self._known.get(key, ())), now))
+        found_now = newest((lease for key in keys for lease in self._known.get(key, ())), now)
+        leases = self._config.on_leases(found_now)
+        for lease in leases:
+            if lease.dht and not lease.leaving and lease.peer != self.peer:
+                self._keep(lease.peer, f"{lease.dht}/p2p/{lease.peer}")
+        return leases
 
     async def redial(self) -> list[str]:
         """Connect again to the initial and remembered peers that are not connected (once a minute, so that split halves
-        meet). Returns addresses of connected peers, worth keeping for the next start."""
+        meet). Returns addresses of peers that were there, newest first, worth keeping for the next start."""
         if self._up.is_set():
             connected = await self._remember()
-            targets = [*self._config.initial_peers, *self._remembered.values()]
-            missing = [text for text in dict.fromkeys(targets) if text.rpartition("/")[2].strip() not in connected]
+            missing = [text for text in self._targets() if text.rpartition("/")[2].strip() not in connected]
             with owning(self._theirs):
                 await self._entrance.redial(self._node, missing)
-        return list(self._remembered.values())
+        return self.remembered()
 
     async def close(self) -> None:
         """See `node.ports.Directory`."""
@@ -166,6 +216,21 @@ class HivemindDirectory:
             self._restart_task.cancel()
             await asyncio.wait([self._restart_task])
         await self._tear_down()
+
+    async def _enter(self) -> None:
+        """By an initial peer, or one of an earlier life; without initial peers nobody has to be there."""
+        known, initial = self._config.known_peers[:MAX_KNOWN_TRIED], self._config.initial_peers
+        if not initial:
+            await self._entrance.redial(self._node, known)
+            return
+        both = [text for pair in zip_longest(initial, known) for text in pair if text is not None]
+        await self._entrance.enter(self._node, list(dict.fromkeys(both)))
+
+    def _targets(self) -> list[str]:
+        """Whom to dial, each once."""
+        now = [*self._config.initial_peers, *self._remembered.values()]
+        old = [text for text in self._config.known_peers if text.rpartition("/")[2] not in self._remembered]
+        return list(dict.fromkeys([*now, *old]))[:MAX_REMEMBERED]
 
     # ---- records
 
@@ -224,8 +289,10 @@ class HivemindDirectory:
             announce=self._announce,
             socket_dir=self._config.runtime_dir,
             start_timeout_s=self._config.start_timeout_s,
+            quiet=self._quiet,
         )
         self._daemon = await Daemon.start(config, self._on_death)
+        self._listen = self._daemon.listen  # a restarted p2pd must be found where this one was
         try:
             async with asyncio.timeout(self._config.start_timeout_s):
                 await self._while_alive(self._attach())
@@ -253,12 +320,10 @@ class HivemindDirectory:
         self._node = await create_node(self._p2p, self._validator, self._node_id)
         if old is not None:  # what others stored with us survives p2pd
             self._node.protocol.storage = old.protocol.storage
-        self._visible = [str(address) for address in await self._p2p.get_visible_maddrs()]
+        self._visible = [] if self._quiet else [str(address) for address in await self._p2p.get_visible_maddrs()]
         if not self._announce:
             away = [text for text in self._visible if not text.startswith(("/ip4/127.", "/ip6/::1/"))]
             self._visible = away or self._visible
-        if self._listen.port == 0:  # a restarted p2pd must be found where this one was
-            self._listen = replace(self._listen, port=parse_multiaddress(self._visible[0]).port)
 
     async def _tear_down(self) -> None:
         # p2pd first: it would end by itself once its client is gone, and its exit status could be reaped twice.
@@ -271,7 +336,7 @@ class HivemindDirectory:
         await end(self._theirs)
 
     async def _remember(self) -> set[str]:
-        """Peers that are connected now."""
+        """Peers that are connected now. Where those are reached who dialled us, no connection tells, but their leases."""
         try:
             async with asyncio.timeout(self._config.call_timeout_s):
                 infos = await self._p2p.list_peers()
@@ -279,10 +344,15 @@ class HivemindDirectory:
             return set()
         for info in infos:
             for address in info.addrs[:1]:
-                self._remembered[str(info.peer_id)] = f"{address}/p2p/{info.peer_id}"
+                if str(info.peer_id) in self._initial_ids - self._remembered.keys():
+                    self._keep(str(info.peer_id), f"{address}/p2p/{info.peer_id}")
+        return {str(info.peer_id) for info in infos}
+
+    def _keep(self, peer: str, address: str) -> None:
+        self._remembered.pop(peer, None)
+        self._remembered[peer] = address
         while len(self._remembered) > MAX_REMEMBERED:
             del self._remembered[next(iter(self._remembered))]
-        return {str(info.peer_id) for info in infos}
 
     def _on_death(self, last_line: str) -> None:
         if self._closed:
@@ -319,10 +389,9 @@ class HivemindDirectory:
                 "look for what kills it (memory?) and start again",
             )
         await self._tear_down()
-        known = [*self._config.initial_peers, *self._remembered.values()]
         try:
             await self._bring_up()
-            await self._while_alive(self._entrance.redial(self._node, known))
+            await self._while_alive(self._entrance.redial(self._node, self._targets()))
         except (UnusableError, EOFError) as error:
             self._failure = str(error)
             return False
@@ -343,10 +412,10 @@ def _checked_listen(text: str) -> Multiaddress:
     return address
 
 
-def _checked_announce(text: str) -> str:
+def _checked_announce(text: str) -> Multiaddress:
     try:
         check_announce(text)
         address = parse_multiaddress(text)
     except ValueError as error:
         raise UnusableError(BAD_USE, str(error)) from None
-    return str(replace(address, peer=""))
+    return replace(address, peer="")

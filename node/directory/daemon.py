@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn, cast
 
@@ -44,16 +44,23 @@ class DaemonConfig:
     binary: Path
     identity: Path
     listen: Multiaddress
-    announce: tuple[str, ...]
+    announce: tuple[Multiaddress, ...]
+    """Port 0: the one that it listens on."""
     socket_dir: Path
     start_timeout_s: float
+    quiet: bool = False
+    """Only dial, and tell nobody an address; the port is kept free for later."""
 
 
 class Daemon(asyncio.SubprocessProtocol):
     """A running p2pd. `on_death(last line)` is called when it ends without `stop`."""
 
-    def __init__(self, control_socket: Path, on_death: Callable[[str], None]) -> None:
+    def __init__(
+        self, control_socket: Path, on_death: Callable[[str], None], listen: Multiaddress, reserved: socket.socket
+    ) -> None:
         self.socket = control_socket
+        self.listen = listen
+        """With the real port."""
         self.last_line = ""
         self._on_death = on_death
         self._stopping = False
@@ -63,17 +70,19 @@ class Daemon(asyncio.SubprocessProtocol):
         self._ready: asyncio.Future[None] = loop.create_future()
         self._gone: asyncio.Future[None] = loop.create_future()
         self._ended = asyncio.Event()
+        self._reserved = reserved
 
     @classmethod
     async def start(cls, config: DaemonConfig, on_death: Callable[[str], None]) -> Daemon:
         """Returns once the daemon listens. Raises `UnusableError`: 2 for a port in use, 3 if it does not come up."""
-        _check_port(config.listen)
-        daemon = cls(_socket_path(config.socket_dir), on_death)
+        reserved = _reserve(config.listen)
+        listen = replace(config.listen, port=reserved.getsockname()[1])
+        daemon = cls(_socket_path(config.socket_dir), on_death, listen, reserved)
         try:
             with suppress(FileNotFoundError):
                 daemon.socket.unlink()
             async with asyncio.timeout(config.start_timeout_s):
-                await daemon._spawn(_arguments(config, daemon.socket))
+                await daemon._spawn(_arguments(config, listen.port, daemon.socket))
                 await daemon._ready
         except TimeoutError:
             await daemon.stop()
@@ -114,6 +123,7 @@ class Daemon(asyncio.SubprocessProtocol):
             await asyncio.wait([self._gone], timeout=5)
             self._transport.close()
             self._transport = None
+        self._reserved.close()
         with suppress(FileNotFoundError):
             self.socket.unlink()
         if self.socket.parent.name.startswith(_TEMP_PREFIX):
@@ -178,31 +188,38 @@ def _socket_path(folder: Path) -> Path:
     return Path(tempfile.mkdtemp(prefix=_TEMP_PREFIX)) / _SOCKET
 
 
-def _check_port(listen: Multiaddress) -> None:
-    """p2pd shares ports silently: two nodes would each get some of the connections."""
-    if listen.port == 0:
-        return
+def _reserve(listen: Multiaddress) -> socket.socket:
+    """A socket that keeps everybody else off the port (0: any free one) and listens not itself.
+
+    p2pd shares ports silently: two nodes would each get some of the connections. It may share this one, as this socket allows
+    it from now on; whoever asks for the port alone may not.
+    """
     family = socket.AF_INET6 if listen.kind == "ip6" else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((listen.host, listen.port))
-            probe.listen()
-        except OSError as error:
-            raise UnusableError(
-                BAD_USE,
-                f"the directory cannot listen on {listen.host} port {listen.port}: {error.strerror or error}; "
-                "stop what uses it or choose another port",
-            ) from None
+    reserved = socket.socket(family, socket.SOCK_STREAM)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what only lingers is no obstacle
+    if listen.kind == "ip6":
+        reserved.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    try:
+        reserved.bind((listen.host, listen.port))
+    except OSError as error:
+        reserved.close()
+        raise UnusableError(
+            BAD_USE,
+            f"the directory cannot listen on {listen.host} port {listen.port}: {error.strerror or error}; "
+            "stop what uses it or choose another --dht-port",
+        ) from None
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    return reserved
 
 
-def _arguments(config: DaemonConfig, control: Path) -> list[str]:
+def _arguments(config: DaemonConfig, port: int, control: Path) -> list[str]:
     """Neither relays nor port mapping nor reachability probes: a node is dialled where it says, or not at all."""
     arguments = [
         str(config.binary),
         f"-id={config.identity}",
         f"-listen=/unix{control}",
-        f"-hostAddrs={config.listen}",
+        "-noListenAddrs" if config.quiet else f"-hostAddrs={replace(config.listen, port=port)}",
         "-dhtServer",
         "-tls=1",
         "-relay=0",
@@ -210,6 +227,7 @@ def _arguments(config: DaemonConfig, control: Path) -> list[str]:
         "-autonat=0",
         "-natPortMap=0",
     ]
-    if config.announce:
-        arguments.append(f"-announceAddrs={','.join(config.announce)}")
+    if config.announce and not config.quiet:
+        announced = [str(replace(address, port=address.port or port)) for address in config.announce]
+        arguments.append(f"-announceAddrs={','.join(announced)}")
     return arguments

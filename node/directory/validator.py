@@ -56,6 +56,7 @@ class _LeaseSchema(pydantic_v1.BaseModel):
     coordinator: pydantic_v1.StrictBool
     leaving: pydantic_v1.StrictBool
     ticket: pydantic_v1.constr(strict=True, max_length=MAX_TICKET_CHARS)  # type: ignore[valid-type]
+    dht: pydantic_v1.constr(strict=True, max_length=MAX_ADDRESS_CHARS)  # type: ignore[valid-type]
 
     class Config:
         extra = "forbid"

@@ -7,7 +7,7 @@ new records; `heal` joins them again, as re-dialling remembered peers does in th
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from node.leases import MAX_STAGES, all_keys, following, from_record, keys_of, newest, to_record
 from node.ports import Clock, Lease
@@ -80,7 +80,8 @@ class MemoryDirectory:
     async def publish(self, lease: Lease) -> None:
         """See `node.ports.Directory`."""
         assert lease.peer == self.peer, f"{self.peer} publishes a lease of {lease.peer}"
-        lease = following(lease, self._last_expires)
+        dht = self.addresses()[0].rpartition("/p2p/")[0]
+        lease = following(replace(lease, dht=dht), self._last_expires)
         self._last_expires = lease.expires
         await self._dht.clock.sleep(self._dht.delay_s)
         entry = Entry(to_record(lease), lease.expires)

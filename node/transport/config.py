@@ -130,6 +130,24 @@ class FetchRequest:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class DialBackRequest:
+    """Asks a peer to dial the caller at its own address, as it is in its lease; '' = nothing is dialled."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class DialBackAnswer:
+    """`dialled`: the peer tried; else it could or would not. `sentence`: why the caller was not reached."""
+
+    dialled: bool
+    reached: bool
+    sentence: str
+    seen_host: str
+    """IP address that the call came from, '' where the peer does not know."""
+
+
 RangeReader = Callable[[FetchRequest], Awaitable[memoryview | None]]
 """Little-endian f32 bytes of what was asked for; None where this node does not hold that state (any more)."""
 
@@ -146,6 +164,10 @@ async def _no_range(_request: FetchRequest) -> None:
     return None
 
 
+async def _no_dial_back(_caller: PeerId, _address: str, seen_host: str) -> DialBackAnswer:
+    return DialBackAnswer(False, False, "this node dials nobody", seen_host)
+
+
 @dataclass(frozen=True, slots=True)
 class Library:
     """What a node serves to others."""
@@ -154,6 +176,8 @@ class Library:
     ranges: RangeReader = _no_range
     held: Callable[[], tuple[HeldStage, ...]] = tuple
     states: StateReader = _no_range
+    dial_back: Callable[[PeerId, str, str], Awaitable[DialBackAnswer]] = _no_dial_back
+    """(proven caller, address that it asks for, host that its call came from) -> what came of it; takes seconds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,16 @@ from node.ports import Lease, PeerError
 from node.transport import swarm_pb2, swarm_pb2_grpc
 from node.transport.channel import Plaintext, Security, peer_faults, within
 from node.transport.checks import WireError, check
-from node.transport.config import BlobRequest, Description, Direction, FetchRequest, Kind, Section
+from node.transport.config import (
+    BlobRequest,
+    Description,
+    DialBackAnswer,
+    DialBackRequest,
+    Direction,
+    FetchRequest,
+    Kind,
+    Section,
+)
 from node.transport.library import ELEMENT_BYTES
 from node.transport.wire import from_pb, to_pb
 from protocol.ids import PeerId
@@ -30,6 +39,8 @@ Progress = Callable[[int, int], None]
 """(bytes so far, bytes at most)"""
 OnBytes = Callable[[Kind, Direction, int], None]
 MAX_MANIFEST_BYTES = 1 << 20
+DIAL_BACK_S = 6.0
+"""How long a peer may take to find out that it reaches nobody; more than node.dial_back.DIAL_S."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +64,13 @@ async def describe(address: str, asking: Asking = Asking()) -> Description:
     async with _library(address, asking) as stub:
         pb = await within(asking.first_s, stub.Describe(swarm_pb2.DescribeRequest()))
         return from_pb(Description, pb)
+
+
+async def dial_back(address: str, own: str, asking: Asking = Asking()) -> DialBackAnswer:
+    """Whether the node there reaches this one at `own`, and from where it sees this call coming ('': only that)."""
+    async with _library(address, asking) as stub:
+        pb = await within(asking.first_s + DIAL_BACK_S, stub.DialBack(to_pb(DialBackRequest(own))))
+        return from_pb(DialBackAnswer, pb)
 
 
 async def fetch_manifest(address: str, digest: str, asking: Asking = Asking()) -> bytes:
@@ -139,12 +157,23 @@ class Asker:
         """See `fetch_blob`."""
         return await fetch_blob(peer.address, digest, max_bytes, asking=self._asking(peer.peer))
 
-    async def is_there(self, lease: Lease) -> bool:
-        """Whether the lease's peer answers at the lease's address."""
+    async def is_there(self, lease: Lease, not_in: int = -1) -> bool:
+        """Whether the lease's peer answers at the lease's address, in another incarnation than `not_in`."""
         try:
-            return (await describe(lease.address, self._asking(lease.peer))).peer == lease.peer
+            described = await describe(lease.address, self._asking(lease.peer))
         except PeerError:
             return False
+        return described.peer == lease.peer and described.incarnation != not_in
+
+    async def prove(self, peer: Contact) -> None:
+        """Returns if this very peer answers at this address; else raises `PeerError`."""
+        described = await describe(peer.address, self._asking(peer.peer))
+        if described.peer != peer.peer:
+            raise PeerError(peer.peer, f"{peer.address} answers as another peer")
+
+    async def dial_back(self, peer: Contact, own: str) -> DialBackAnswer:
+        """See `dial_back`."""
+        return await dial_back(peer.address, own, self._asking(peer.peer))
 
     async def describe(self, peer: Contact) -> Description:
         """See `describe`."""

@@ -138,6 +138,10 @@ class GrpcTransport:
         self._arrivals.forget(peer)
         self._hang_up(peer, "the peer left")
 
+    def announce(self, address: str) -> None:
+        """From now on peers are told that they reach this node at HOST:PORT; '' = they are told nothing."""
+        self._around.announced = address
+
     def tune(self, *, chunk_bytes: int, max_payload_bytes: int) -> None:
         """What a node that joins knows only once it has the manifest; holds for streams and payloads from now on."""
         assert 0 < chunk_bytes <= MAX_CHUNK_BYTES, f"chunks of {chunk_bytes} bytes"

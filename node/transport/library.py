@@ -1,10 +1,12 @@
-"""What a node serves to any peer of the run who asks: who it is, files by digest, elements of its stages' state."""
+"""What a node serves to any peer of the run: who it is, files by digest, elements of its stages' state, a call back."""
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 from blake3 import blake3
@@ -13,7 +15,7 @@ from node.ports import RANGE_ELEMENTS
 from node.transport import swarm_pb2, swarm_pb2_grpc
 from node.transport.channel import Context, within
 from node.transport.checks import FaultCode, WireError
-from node.transport.config import BlobRequest, Description, FetchRequest, Kind, Library
+from node.transport.config import BlobRequest, Description, DialBackRequest, FetchRequest, Kind, Library
 from node.transport.stream import Surroundings
 from node.transport.wire import from_pb, to_pb
 
@@ -25,6 +27,19 @@ _STATUS: dict[FaultCode, grpc.StatusCode] = {
     "peer": grpc.StatusCode.FAILED_PRECONDITION,
     "ticket": grpc.StatusCode.PERMISSION_DENIED,
 }
+
+
+def host_of_call(peer: str) -> str:
+    """The IP address in what gRPC calls a caller (`ipv4:1.2.3.4:5`, `ipv6:%5B::1%5D:5`), '' where there is none."""
+    kind, _, rest = peer.partition(":")
+    host = unquote(rest).rpartition(":")[0].removeprefix("[").removesuffix("]").partition("%")[0]
+    try:
+        address = ipaddress.ip_address(host) if kind in ("ipv4", "ipv6") else None
+    except ValueError:
+        return ""
+    if address is None:
+        return ""
+    return str((address.ipv4_mapped if address.version == 6 else None) or address)
 
 
 class LibraryService(swarm_pb2_grpc.LibraryServicer):
@@ -119,6 +134,17 @@ class LibraryService(swarm_pb2_grpc.LibraryServicer):
     def _piece_bytes(self) -> int:
         """Whole elements; not more than a stream's chunk, which is small where this node's upload is capped."""
         return min(PIECE_BYTES, self._around.config.chunk_bytes // ELEMENT_BYTES * ELEMENT_BYTES)
+
+    async def DialBack(self, request: Any, context: Context) -> Any:
+        """Whether this node reaches the caller. Only for a proven caller: it is dialled, and nobody else."""
+        try:
+            caller = await self._around.security.caller(context)
+            if caller is None:
+                raise WireError("peer", "who calls is not proven here, so nobody is dialled")
+            asked = from_pb(DialBackRequest, request)
+            return to_pb(await self._library.dial_back(caller, asked.address, host_of_call(context.peer())))
+        except WireError as fault:
+            await self._refuse(fault, context)
 
     async def _write(self, kind: Kind, chunk: Any, context: Context) -> None:
         pace = self._around.hooks.pace_out

@@ -182,6 +182,24 @@ class StateFacts(_message.Message):
     digest: str
     def __init__(self, state_id: _Optional[str] = ..., step: _Optional[int] = ..., optimizer_age: _Optional[int] = ..., lr_factor: _Optional[float] = ..., generation: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
 
+class DialBackRequest(_message.Message):
+    __slots__ = ("address",)
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    def __init__(self, address: _Optional[str] = ...) -> None: ...
+
+class DialBackAnswer(_message.Message):
+    __slots__ = ("dialled", "reached", "sentence", "seen_host")
+    DIALLED_FIELD_NUMBER: _ClassVar[int]
+    REACHED_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    SEEN_HOST_FIELD_NUMBER: _ClassVar[int]
+    dialled: bool
+    reached: bool
+    sentence: str
+    seen_host: str
+    def __init__(self, dialled: _Optional[bool] = ..., reached: _Optional[bool] = ..., sentence: _Optional[str] = ..., seen_host: _Optional[str] = ...) -> None: ...
+
 class Envelope(_message.Message):
     __slots__ = ("heartbeat", "wish", "goodbye", "suspect", "records_wanted", "reduce_ready", "reduced_report", "stalled", "applied_report", "evaluated", "held", "propose", "decide", "open_step", "start_reduce", "void_step", "probe", "open_evaluation", "standing", "order", "promise", "prepare", "leave", "learning", "summary")
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]

@@ -173,6 +173,11 @@ class LibraryStub:
                 request_serializer=node_dot_transport_dot_swarm__pb2.FetchRequest.SerializeToString,
                 response_deserializer=node_dot_transport_dot_swarm__pb2.RangeChunk.FromString,
                 _registered_method=True)
+        self.DialBack = channel.unary_unary(
+                '/regrow.v1.Library/DialBack',
+                request_serializer=node_dot_transport_dot_swarm__pb2.DialBackRequest.SerializeToString,
+                response_deserializer=node_dot_transport_dot_swarm__pb2.DialBackAnswer.FromString,
+                _registered_method=True)
 
 
 class LibraryServicer:
@@ -199,6 +204,13 @@ class LibraryServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DialBack(self, request, context):
+        """Does this node reach the caller at the address in the caller's lease?
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LibraryServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -216,6 +228,11 @@ def add_LibraryServicer_to_server(servicer, server):
                     servicer.Fetch,
                     request_deserializer=node_dot_transport_dot_swarm__pb2.FetchRequest.FromString,
                     response_serializer=node_dot_transport_dot_swarm__pb2.RangeChunk.SerializeToString,
+            ),
+            'DialBack': grpc.unary_unary_rpc_method_handler(
+                    servicer.DialBack,
+                    request_deserializer=node_dot_transport_dot_swarm__pb2.DialBackRequest.FromString,
+                    response_serializer=node_dot_transport_dot_swarm__pb2.DialBackAnswer.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -300,6 +317,33 @@ class Library:
             '/regrow.v1.Library/Fetch',
             node_dot_transport_dot_swarm__pb2.FetchRequest.SerializeToString,
             node_dot_transport_dot_swarm__pb2.RangeChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DialBack(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/regrow.v1.Library/DialBack',
+            node_dot_transport_dot_swarm__pb2.DialBackRequest.SerializeToString,
+            node_dot_transport_dot_swarm__pb2.DialBackAnswer.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,6 +36,8 @@ OF_THE_TRANSPORT = [
     config.Description,
     config.BlobRequest,
     config.FetchRequest,
+    config.DialBackRequest,
+    config.DialBackAnswer,
 ]
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 

@@ -38,7 +38,7 @@ from tests.conformance.transport_worlds import GrpcWorld, Node, until, within
 
 FILE = b"what a node serves"
 DIGEST = blake3(FILE).hexdigest()
-RPCS = ("Light", "Bulk", "Describe", "Blob", "Fetch")
+RPCS = ("Light", "Bulk", "Describe", "Blob", "Fetch", "DialBack")
 _LANES: dict[str, Lane] = {"Light": "light", "Bulk": "bulk"}
 
 
@@ -144,6 +144,9 @@ class Stranger:
         stub = swarm_pb2_grpc.LibraryStub(channel)
         if rpc == "Describe":
             await stub.Describe(pb.DescribeRequest())
+            return "served"
+        if rpc == "DialBack":
+            await stub.DialBack(pb.DialBackRequest(address=""))
             return "served"
         asked = BlobRequest(DIGEST, 0, 100) if rpc == "Blob" else FetchRequest(3, "s1", "weights", 0, 10)
         chunk = await getattr(stub, rpc)(to_pb(asked)).read()

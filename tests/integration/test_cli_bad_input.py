@@ -24,6 +24,7 @@ from tests.tools.material import tiny, write_manifest
 
 PEER = "QmWk4D3inzEH9vrPWamP7Em63XkB36wmQEyRn9JJL2mHN2"
 BAD_USE, UNREACHABLE, REFUSED = 2, 3, 4
+ANY_PORTS = ("--listen", "127.0.0.1:0", "--dht-port", "0", "--metrics", "127.0.0.1:0")
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +115,7 @@ def test_ticket_that_cannot_be_read(ticket: str, state: Path) -> None:
 def test_nobody_at_the_invites_address(state: Path) -> None:
     port = free_port()
     invite = invite_to(f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}")
-    ended = regrow("join", invite, "--state-dir", state, "--listen", "127.0.0.1:0", "--bootstrap-timeout-s", "3", "--json")
+    ended = regrow("join", invite, "--state-dir", state, *ANY_PORTS, "--bootstrap-timeout-s", "3", "--json")
     assert (ended.code, ended.out) == (UNREACHABLE, ""), ended.err
     [line] = [line for line in ended.err.splitlines() if line.startswith("regrow: ")]
     assert str(port) in line
@@ -152,9 +153,10 @@ def test_a_stage_that_the_run_does_not_have(manifest: Path, state: Path) -> None
     assert "has stages 0 to" in refused(BAD_USE, "start", manifest, "--state-dir", state, "--stage", "64")
 
 
-@pytest.mark.parametrize("flag", ["--listen", "--metrics"])
+@pytest.mark.parametrize("flag", ["--listen", "--dht-port", "--metrics"])
 def test_port_in_use(flag: str, taken_port: int, manifest: Path, state: Path) -> None:
-    ports = {"--listen": "127.0.0.1:0", "--metrics": "127.0.0.1:0", flag: f"127.0.0.1:{taken_port}"}
+    ports = {"--listen": "127.0.0.1:0", "--dht-port": "0", "--metrics": "127.0.0.1:0"}
+    ports[flag] = f"{taken_port}" if flag == "--dht-port" else f"127.0.0.1:{taken_port}"
     words = [word for pair in ports.items() for word in pair]
     ended = regrow("start", manifest, "--state-dir", state, "--json", *words)
     assert (ended.code, ended.out) == (BAD_USE, ""), ended.err

@@ -58,7 +58,8 @@ def test_an_identity_runs_once(live: Swarm, tmp_path: Path) -> None:
     for name in (IDENTITY_FILE, INCARNATION_FILE):
         shutil.copy2(original.state_dir / name, tmp_path / name)
     invite = live.running(first).invite
-    ended = regrow("join", invite, "--state-dir", tmp_path, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", limit_s=120)
+    ports = ("--listen", "127.0.0.1:0", "--dht-port", "0", "--metrics", "127.0.0.1:0")
+    ended = regrow("join", invite, "--state-dir", tmp_path, *ports, limit_s=120)
     assert ended.code == 2, ended.err
     assert "is in use by a running node at" in ended.err
     step = live.status(first)["step"]

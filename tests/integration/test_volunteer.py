@@ -58,7 +58,7 @@ def last_step(made: Swarm) -> int:
 
 def test_a_dry_run_tells_and_claims_nothing(made: Swarm, manifest: Manifest, tmp_path: Path) -> None:
     invite = made.running(made.nodes[0]).invite
-    flags = ("--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--state-dir", tmp_path / "state")
+    flags = ("--listen", "127.0.0.1:0", "--dht-port", "0", "--metrics", "127.0.0.1:0", "--state-dir", tmp_path / "state")
     ended = regrow("join", invite, *flags, "--dry-run", "--json", "--memory-limit", "4GB")
     assert ended.code == 0, ended.err
     assert ended.out.count("\n") == 1
@@ -77,7 +77,7 @@ def test_a_dry_run_tells_and_claims_nothing(made: Swarm, manifest: Manifest, tmp
 @pytest.mark.full
 def test_a_dry_run_on_a_machine_that_is_too_small(made: Swarm, tmp_path: Path) -> None:
     invite = made.running(made.nodes[0]).invite
-    flags = ("--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--state-dir", tmp_path / "state")
+    flags = ("--listen", "127.0.0.1:0", "--dht-port", "0", "--metrics", "127.0.0.1:0", "--state-dir", tmp_path / "state")
     ended = regrow("join", invite, *flags, "--dry-run", "--memory-limit", "100MB")
     assert ended.code == 4
     assert "stage: none: even the smallest stage" in ended.out

@@ -66,7 +66,7 @@ def test_settings_and_where_they_come_from(
     assert told["listen"] == ("127.0.0.1:3", "--listen")
     assert told["device"] == ("cuda", "REGROW_DEVICE")
     assert told["name"] == ("from file", str(file))
-    assert told["metrics"] == ("127.0.0.1:0", "default")
+    assert told["metrics"] == ("127.0.0.1:28482", "default")
     assert "REGROW_STAGE?" in shown.err
     assert main(words[:1] + words[2:]) == 0
     assert "127.0.0.1:3" in capsys.readouterr().out

@@ -36,7 +36,7 @@ def test_defaults(home: dict[str, str], tmp_path: Path) -> None:
     found = resolve({"stage": None, "name": None}, home)
     settings = found.settings
     assert settings.state_dir == tmp_path / ".local/state/regrow"
-    assert (settings.stage, settings.listen, settings.metrics) == (None, "0.0.0.0:0", "127.0.0.1:0")
+    assert (settings.stage, settings.listen, settings.metrics) == (None, "0.0.0.0:28480", "127.0.0.1:28482")
     assert (settings.device, settings.json, settings.name) == ("auto", False, "")
     assert settings.threads >= 1
     assert settings.bootstrap_timeout_s >= 60

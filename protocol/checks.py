@@ -43,6 +43,8 @@ def route_misfit(route: Route, manifest: Manifest, chain: Chain | None, evaluate
 def payload_misfit(header: PipeHeader, sender: PeerId, me: PeerId, manifest: Manifest, chain: Chain) -> str:
     """Does the payload come along its route to this node? The roster counts once the payload's parent is the head here."""
     hops = header.route.hops
+    if header.accumulate_at is not None:
+        return "it asks not to be counted everywhere, and nobody replays anything in this version"
     roster = chain if header.parent == chain.head else None
     wrong = route_misfit(header.route, manifest, roster, header.kind == "evaluate")
     if wrong:

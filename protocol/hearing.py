@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from protocol.chain import Chain
 from protocol.coordinator import Coordinator
 from protocol.ids import Member
@@ -53,5 +55,5 @@ def _hear_member(coordinator: Coordinator, member: Member, message: Message, now
             coordinator.on_reduced(member, message, now)
         elif isinstance(message, Stalled):
             coordinator.on_stalled(member, message, now)
-        else:
+        elif math.isfinite(message.loss_sum):
             coordinator.on_evaluated(member.peer, message)

@@ -8,6 +8,8 @@ from protocol.ids import Member
 from protocol.records import Seating
 
 NEWEST_WEIGHT = 0.5
+LEAST_S, MOST_S = 1e-6, 1e6
+"""What a replica says of itself is believed within these bounds, so that sums and shares of speeds stay finite."""
 DEADBAND = 1.25
 """Replicas of a stage whose speeds differ by no more than this factor share equally, and shares stay as they are until a speed
 differs by more from the one that they were made for: so that noise moves no work, and shares do not flutter."""
@@ -23,6 +25,7 @@ class Speeds:
     def measured(self, stage: int, member: Member, seconds_per_microbatch: float) -> None:
         """A replica reports how long a microbatch took it in a step; 0 = it had none."""
         if seconds_per_microbatch > 0:
+            seconds_per_microbatch = min(max(seconds_per_microbatch, LEAST_S), MOST_S)
             key = stage, member
             before = self._seconds.get(key, seconds_per_microbatch)
             self._seconds[key] = (1 - NEWEST_WEIGHT) * before + NEWEST_WEIGHT * seconds_per_microbatch

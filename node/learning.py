@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from node.ports import (
-    RANGE_ELEMENTS,
     Clock,
     Donor,
     Donors,
@@ -28,7 +27,7 @@ from node.ports import (
     StateRange,
     Update,
 )
-from node.range_book import STATE_BYTES, Errand, RangeBook
+from node.range_book import COPY_ELEMENTS, STATE_BYTES, Errand, RangeBook
 from protocol.events import Learned, LearningGoesOn
 from protocol.ids import PeerId, StateId
 from protocol.messages import Contact
@@ -109,7 +108,7 @@ class Learner:
     heartbeat_s: float
     tell: Callable[[LearningGoesOn | Learned], None]
     on_fault: Callable[[PeerId, str], None] = lambda _peer, _reason: None
-    range_elements: int = RANGE_ELEMENTS
+    range_elements: int = COPY_ELEMENTS
     tallies: dict[PeerId, Tally] = field(default_factory=dict)
     num_replayed: int = 0
     """Ranges brought forward by a kept gradient."""

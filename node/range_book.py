@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from node.ports import RANGE_ELEMENTS, StateFacts
+from node.ports import StateFacts
 from protocol.ids import StateId
 from protocol.replays import Replay
 
@@ -15,6 +15,8 @@ GRADIENT_BYTES = 4
 MAX_REPLAYS = 2
 """Updates done again rather than fetching the range anew: donors keep as many gradients, and three cost as much as a state."""
 MAX_TAKERS = 3
+COPY_ELEMENTS = 1 << 18
+"""Of a range, 3 MiB: little is lost with one that comes too late, and a request is still worth its way."""
 
 Lead = Callable[[StateFacts], tuple[Replay, ...] | None]
 """Updates from this state to the newest one; None where none are known (see `protocol.replays`)."""
@@ -55,7 +57,7 @@ class Errand:
 class RangeBook:
     """`patience_s`: how long something may be missing or unknown before the range is fetched anew."""
 
-    def __init__(self, num_elements: int, patience_s: float, range_elements: int = RANGE_ELEMENTS) -> None:
+    def __init__(self, num_elements: int, patience_s: float, range_elements: int = COPY_ELEMENTS) -> None:
         firsts = range(0, num_elements, range_elements)
         self.parts = [Part(first, min(range_elements, num_elements - first)) for first in firsts]
         self._patience_s = patience_s

@@ -65,6 +65,10 @@ class MemorySwarm:
     make_executor: Callable[[int], StageExecutor]
     seed: int = 0
     encode: bool = True
+    joins_at: dict[int, float] = field(default_factory=dict)
+    """Virtual seconds after which a node comes, where that is not at once."""
+    copy_rate: float = 10e6
+    """Bytes per second that a donor gives to a learner."""
     at_end: Callable[[SimNode], Awaitable[None]] | None = None
     nodes: list[SimNode] = field(default_factory=list)
 
@@ -73,7 +77,7 @@ class MemorySwarm:
         rng = Random(self.seed)
         network = MemoryNetwork(Network(rng, Weather()), encode=self.encode)
         dht = MemoryDht(VirtualClock(), delay_s=0.01)
-        library = MemoryLibrary(rng)
+        library = MemoryLibrary(rng, self.copy_rate)
         async with asyncio.TaskGroup() as group:
             for index, wish in enumerate(self.wishes):
                 group.create_task(self._run_node(index, wish, network, dht, library, rng), name=f"node {index}")
@@ -82,6 +86,7 @@ class MemorySwarm:
     async def _run_node(
         self, index: int, wish: int, network: MemoryNetwork, dht: MemoryDht, library: MemoryLibrary, rng: Random
     ) -> None:
+        await asyncio.sleep(self.joins_at.get(index, 0.0))
         manifest, peer = self.manifest, f"peer{index:03d}"
         pool = HandlePool()
         config = TransportConfig(manifest.run_id, peer, 1, listen=f"10.0.0.{index + 1}:1")

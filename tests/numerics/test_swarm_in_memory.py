@@ -3,6 +3,7 @@ are bit-equal after every step (S3)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,11 @@ SGD_CLIPPED = {"optimizer__kind": "sgd", "optimizer__learning_rate": 0.1, "optim
 SGD_UNCLIPPED = {"optimizer__kind": "sgd", "optimizer__learning_rate": 0.1, "optimizer__clip_norm": 0.0}
 
 
-def run_swarm(manifest: Manifest, num_replicas: int) -> tuple[Trajectory, list[SimNode]]:
-    """Train to the manifest's end; weights are those of the first replica of each stage."""
+def run_swarm(
+    manifest: Manifest, num_replicas: int, late: Sequence[tuple[int, float]] = (), copy_rate: float = 10e6
+) -> tuple[Trajectory, list[SimNode]]:
+    """Train to the manifest's end; weights are those of the first replica of each stage. `late`: (stage, seconds) of those that
+    come while it runs."""
     tokens = RandomTokens(manifest)
     weights: dict[str, np.ndarray] = {}
 
@@ -34,7 +38,16 @@ def run_swarm(manifest: Manifest, num_replicas: int) -> tuple[Trajectory, list[S
                 weights.setdefault(name, array)
 
     wishes = [stage for _ in range(num_replicas) for stage in range(manifest.num_stages)]
-    swarm = MemorySwarm(manifest, wishes, lambda _: TorchExecutor(manifest, tokens, inline=True), at_end=collect)
+    joins_at = {len(wishes) + index: after_s for index, (_, after_s) in enumerate(late)}
+    wishes += [stage for stage, _ in late]
+    swarm = MemorySwarm(
+        manifest,
+        wishes,
+        lambda _: TorchExecutor(manifest, tokens, inline=True),
+        joins_at=joins_at,
+        copy_rate=copy_rate,
+        at_end=collect,
+    )
     nodes = run_virtual(swarm.run())
     assert [n.exit.code for n in nodes if n.exit] == [0] * len(wishes)
     assert all(n.pool.num_live == 0 for n in nodes), "payload handles are left"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from node.payloads import HandlePool
-from node.ports import ComputeResult, Lease, Payload, SeatInfo, TensorSpec, Update
+from node.ports import ComputeResult, Lease, Payload, SeatInfo, StateFacts, StateRange, TensorSpec, Update
 from node.runtime import Ports, Runtime
 from node.sim.loop import VirtualClock, run_virtual
 from protocol.commands import (
@@ -25,6 +26,7 @@ from protocol.events import (
 )
 from protocol.ids import Ballot, Member, PeerId
 from protocol.messages import (
+    Contact,
     Goodbye,
     Hop,
     PipeHeader,
@@ -78,6 +80,8 @@ class World:
     notes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     peer: PeerId = "me"
     directory_holds: list[Lease] = field(default_factory=list)
+    donated: str = ""
+    """The state that donors tell."""
 
     async def _do(self, name: str) -> None:
         self.calls.append(name)
@@ -101,6 +105,20 @@ class World:
     async def create(self, stage: int) -> SeatInfo:
         await self._do("create")
         return SeatInfo(stage, 4, 48, 0, "d0")
+
+    async def blank(self, stage: int) -> SeatInfo:
+        await self._do("blank")
+        return SeatInfo(stage, 4, 48, 0, "")
+
+    async def adopt_range(self, stage: int, first: int, *parts: memoryview) -> None:
+        await self._do("adopt_range")
+
+    async def adopted(self, stage: int, optimizer_age: int) -> SeatInfo:
+        await self._do("adopted")
+        return SeatInfo(stage, 4, 48, optimizer_age, "digest")
+
+    async def keep_gradients(self, stage: int, count: int) -> None:
+        await self._do(f"keep {count}")
 
     async def drop(self, stage: int) -> None:
         await self._do("drop")
@@ -133,6 +151,20 @@ class World:
     async def apply(self, stage: int, update: Update) -> SeatInfo:
         await self._do("apply")
         return SeatInfo(stage, 4, 48, 1, "d1")
+
+    # donors
+
+    @asynccontextmanager
+    async def visit(self, donor: Contact) -> AsyncIterator[World]:
+        await self._do("visit")
+        try:
+            yield self
+        finally:
+            self.calls.append("visited")
+
+    async def state_range(self, stage: int, first: int, count: int) -> StateRange:
+        await self._do("state_range")
+        return StateRange(StateFacts(self.donated, 5, 7, 1.1, 2, "digest"), bytes(12 * count))
 
     # directory, transport, sink
 

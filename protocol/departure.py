@@ -6,8 +6,9 @@ from protocol.chain import Chain
 from protocol.ids import Member
 from protocol.messages import Goodbye, Leave
 
-DRAIN_S = 8.0
-"""Longest wait for the boundary of a step: after that the node says goodbye, and the step is run again without it."""
+DRAIN_S = 6.0
+"""Longest wait for the boundary of a step: after that the node says goodbye, and the step is run again without it. Well below
+the time in which a process must be gone, so that there is some left for closing."""
 
 
 class Departure:
@@ -26,13 +27,16 @@ class Departure:
 
     def begin(self, reason: str, now: float) -> str:
         """Told to go. The sentence for people, '' if there is nothing to wait for: no seat, or nobody else to hold it."""
-        mine = [s.stage for s in self._chain.seatings if s.member == self._me]
-        alone = [stage for stage in mine if all(s.member == self._me for s in self._chain.seated(stage))]
         self.reason = reason
-        if not mine or alone or self._patience_s <= 0:
+        if self._is_of_no_use() or self._patience_s <= 0:
             return ""
         self._deadline = now + self._patience_s
         return f"leaving after this step, within {self._patience_s:.0f} s; once more (Ctrl-C) quits at once"
+
+    def _is_of_no_use(self) -> bool:
+        """Waiting, for want of a seat or of somebody else to hold it."""
+        mine = [s.stage for s in self._chain.seatings if s.member == self._me]
+        return not mine or any(all(s.member == self._me for s in self._chain.seated(stage)) for stage in mine)
 
     def leave(self) -> Leave:
         """What the coordinator is asked."""
@@ -43,8 +47,9 @@ class Departure:
         return Goodbye(self._me, self.reason)
 
     def is_due(self, is_settled: bool, now: float) -> bool:
-        """Is it time to go? `is_settled`: whoever has to know that this node is off the roster knows it."""
+        """Is it time to go? `is_settled`: whoever has to know that this node is off the roster knows it. Where the others that
+        held its stages have gone before it, nothing is waited for any more."""
         if self._deadline is None:
             return False
         off = self._chain.member_of(self._me.peer) != self._me
-        return (off and is_settled) or now >= self._deadline
+        return now >= self._deadline or (is_settled if off else self._is_of_no_use())

@@ -41,7 +41,12 @@ class NodeProcess:
 
     @classmethod
     def start(
-        cls, name: str, args: Sequence[str], state_dir: Path, environment: Mapping[str, str] | None = None
+        cls,
+        name: str,
+        args: Sequence[str],
+        state_dir: Path,
+        environment: Mapping[str, str] | None = None,
+        program: str = "node.demo.child",
     ) -> NodeProcess:
         """`regrow ARGS... --json` on loopback with any ports and this state directory, where ARGS do not say otherwise."""
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -56,7 +61,7 @@ class NodeProcess:
             "--state-dir",
             str(state_dir),
         ]
-        command = [sys.executable, "-m", "node.demo.child", str(os.getpid()), *args[:1], *own, *args[1:]]
+        command = [sys.executable, "-m", program, str(os.getpid()), *args[:1], *own, *args[1:]]
         # One thread each: spinning OpenMP threads of several processes starve each other.
         surroundings = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
         with (state_dir / STDOUT_FILE).open("wb") as out, (state_dir / STDERR_FILE).open("wb") as err:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -48,6 +47,7 @@ def assert_counted_once(logs: dict[str, Events], num_microbatches: int) -> Count
     """Per committed step and stage: the contributors' bitmaps are disjoint and complete, and each contributor noted what it is
     credited with, no more and no less, in the attempt that it reduced. `logs` by peer. Returns commits seen, by stage."""
     whole = Counter(range(num_microbatches))
+    noted = {peer: _accumulated(events) for peer, events in logs.items()}
     commits: Counter[int] = Counter()
     for event in (e for events in logs.values() for e in events if e["type"] == "committed"):
         where = f"step {event['step']}, stage {event['stage']}"
@@ -55,13 +55,20 @@ def assert_counted_once(logs: dict[str, Events], num_microbatches: int) -> Count
         credited = {peer: members_of(bits) for peer, bits in event["contributors"].items()}
         assert Counter(m for found in credited.values() for m in found) == whole, f"{where}: {credited}"
         for peer, found in credited.items():
-            noted = accumulated(logs[peer], event["stage"], event["step"])
-            assert sorted(noted) == found, f"{where}: {peer} noted {noted}"
+            mine = noted[peer].get((event["stage"], event["step"]), [])
+            assert sorted(mine) == found, f"{where}: {peer} noted {mine}"
     return commits
 
 
-def accumulated(events: Iterable[dict[str, Any]], stage: int, step: int) -> list[int]:
-    """Microbatches that a node noted in the last attempt that it reduced at this step."""
-    of_step = [e for e in events if e.get("stage") == stage and e.get("step") == step]
-    attempt = max((e["attempt"] for e in of_step if e["type"] == "reduced"), default=0)
-    return [e["microbatch"] for e in of_step if e["type"] == "accumulated" and e["attempt"] == attempt]
+def _accumulated(events: Events) -> dict[tuple[int, int], list[int]]:
+    """(stage, step) -> microbatches that a node noted in the last attempt that it reduced at this step."""
+    reduced: dict[tuple[int, int], int] = {}
+    for e in events:
+        if e["type"] == "reduced":
+            key = e["stage"], e["step"]
+            reduced[key] = max(e["attempt"], reduced.get(key, 0))
+    found: dict[tuple[int, int], list[int]] = {}
+    for e in events:
+        if e["type"] == "accumulated" and e["attempt"] == reduced.get((e["stage"], e["step"])):
+            found.setdefault((e["stage"], e["step"]), []).append(e["microbatch"])
+    return found

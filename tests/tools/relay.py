@@ -37,12 +37,18 @@ class Faults:
 
     `pass`: sound; `blackhole`: nothing goes either way, and goes on when it is sound again; `noreply`: nothing comes back
     from the target; `reset`: open and new connections are reset. `bytes_per_s` (0 = no limit) is shared by all
-    connections, each direction for itself; `latency_s` is for one way.
+    connections, each direction for itself; `back_bytes_per_s`, if not 0, is for what comes back from the target in place of
+    it; `latency_s` is for one way.
     """
 
     mode: Literal["pass", "blackhole", "noreply", "reset"] = "pass"
     latency_s: float = 0.0
     bytes_per_s: float = 0.0
+    back_bytes_per_s: float = 0.0
+
+    def rate(self, direction: Direction) -> float:
+        """Bytes per second in this direction; 0 = no limit."""
+        return (direction == "back" and self.back_bytes_per_s) or self.bytes_per_s
 
 
 @dataclass(slots=True)
@@ -229,7 +235,7 @@ class Relay:
     async def _send(self, pipe: _Pipe, data: bytes) -> int:
         """Writes the beginning of `data`, at the link's pace; how much of it."""
         await self._until_flowing(pipe.direction)
-        rate, count = self._faults.bytes_per_s, len(data)
+        rate, count = self._faults.rate(pipe.direction), len(data)
         if rate:
             count = min(count, max(1, int(rate * SLICE_S)))
             now = time.monotonic()

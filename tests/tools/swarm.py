@@ -20,7 +20,9 @@ START_LIMIT_S = 90.0
 POLL_S = 0.05
 
 
-def wait_for(what: str, condition: Callable[[], Any], limit_s: float, situation: Callable[[], str] = str) -> Any:
+def wait_for(
+    what: str, condition: Callable[[], Any], limit_s: float, situation: Callable[[], str] = str, poll_s: float = POLL_S
+) -> Any:
     """The first truthy value of `condition`, polled. Fails with `what` and the situation after `limit_s`."""
     deadline = time.monotonic() + limit_s
     while True:
@@ -28,7 +30,7 @@ def wait_for(what: str, condition: Callable[[], Any], limit_s: float, situation:
         if value:
             return value
         assert time.monotonic() < deadline, f"not within {limit_s:.0f} s: {what}\n{situation()}"
-        time.sleep(POLL_S)
+        time.sleep(poll_s)
 
 
 @dataclass
@@ -42,12 +44,12 @@ class Swarm:
         """`regrow start`; does not wait."""
         return self._add(name, ["start", str(manifest), *args])
 
-    def join(self, invite: str, *args: str, name: str) -> NodeProcess:
-        """`regrow join`; does not wait."""
-        return self._add(name, ["join", invite, *args])
+    def join(self, invite: str, *args: str, name: str, program: str = "node.demo.child") -> NodeProcess:
+        """`regrow join`; does not wait. With the name of one that has ended it comes back with that one's state directory."""
+        return self._add(name, ["join", invite, *args], program)
 
-    def _add(self, name: str, args: list[str]) -> NodeProcess:
-        node = NodeProcess.start(name, args, self.folder / name)
+    def _add(self, name: str, args: list[str], program: str = "node.demo.child") -> NodeProcess:
+        node = NodeProcess.start(name, args, self.folder / name, program=program)
         self.nodes.append(node)
         return node
 

@@ -281,12 +281,22 @@ def test_departure_is_at_once_where_waiting_is_of_no_use() -> None:
     assert Departure(NEW, chain, 120.0).begin("x", 0.0) == "", "it has no seat"
     assert Departure(LEAD, a_chain(manifest), 120.0).begin("x", 0.0) == "", "nobody else holds its stage"
     going = Departure(LEAD, chain, 120.0)
-    assert "within 8 s" in going.begin("x", 0.0)
+    assert "within 6 s" in going.begin("x", 0.0)
     assert not going.is_due(True, DRAIN_S - 0.1)
     assert going.is_due(False, DRAIN_S)
     chain.append(Roster(chain.head, 1, (), tuple(s for s in chain.seatings if s.member == LEAD), (Member("p0.1", 1),)), ())
     assert going.is_due(True, 1.0)
     assert not going.is_due(False, 1.0)
+
+
+def test_a_leaver_does_not_wait_for_others_that_have_gone_too() -> None:
+    manifest = a_manifest()
+    chain = a_chain(manifest, replicas=2)
+    going = Departure(LEAD, chain, 120.0)
+    assert going.begin("x", 0.0)
+    others = tuple(s for s in chain.holders(0) if s.member != LEAD)
+    chain.append(Roster(chain.head, chain.step, (), others, (LEAD,)), ())
+    assert going.is_due(False, 0.1), "nobody else holds its stage now"
 
 
 # ---- moving ----

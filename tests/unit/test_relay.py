@@ -112,6 +112,16 @@ def test_rate_is_shared_and_can_be_lifted(link: Relay) -> None:
         assert len(read(one, 10_000)) == 10_000
 
 
+def test_rate_of_what_comes_back_alone(link: Relay) -> None:
+    link.set(Faults(back_bytes_per_s=100))
+    with client(link) as connection:
+        connection.sendall(bytes(20_000))
+        wait_for("all is there", lambda: link.counts().bytes["there"] == 20_000, LIMIT_S)
+        assert link.counts().bytes["back"] < 10_000
+        link.set(SOUND)
+        assert len(read(connection, 20_000)) == 20_000
+
+
 def test_blackhole_holds_everything_back_until_it_ends(link: Relay) -> None:
     with client(link) as connection:
         connection.sendall(b"before")

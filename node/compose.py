@@ -7,12 +7,13 @@ data, executor, decisions. Closing goes the other way round, each part within a 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from importlib import import_module
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,10 +22,11 @@ import uvloop
 from node.admission import judge_of, shown, shown_by_founder
 from node.clock import SystemClock
 from node.config import NodeSettings
+from node.contribution import Contribution, Keeper
 from node.data.files import BlobFiles
 from node.data.lazy import LazyTokens
 from node.desk import Desk
-from node.dry_run import Report, pace, survey
+from node.dry_run import look
 from node.event_log import EventLog
 from node.identity import StateLock, load_or_create, next_incarnation
 from node.keys import OrganiserKey
@@ -40,13 +42,13 @@ from node.reduce import PIECE_ELEMENTS
 from node.running import FILE_NAME as RUNNING_FILE
 from node.running import Running
 from node.runtime import Observers, Ports, Runtime
-from node.screen import Introduction, Screen
+from node.screen import TICK_S, Introduction, Screen
 from node.serving import Shelf
 from node.signals import Signals
 from node.state_store import DirectoryStore
 from protocol.commands import Command, Note
 from protocol.events import Event
-from protocol.forecast import Machine, forecast
+from protocol.forecast import Machine
 from protocol.ids import Member
 from protocol.invite import Invite, parse
 from protocol.manifest import Manifest, from_mapping
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
 ORGANISER_FILE = "organiser.key"
 REMEMBER_S, REDIAL_EVERY = 5.0, 12
 """Once a minute peers are dialled again."""
+KEEP_TOTALS_TICKS = 60
 log = logging.getLogger(__name__)
 
 
@@ -119,11 +122,34 @@ class _Node:
             store = DirectoryStore.open(self._settings.state_dir)
             identity = load_or_create(self._settings.state_dir)
             home = Home(store, identity, Member(identity.peer, next_incarnation(self._settings.state_dir)))
-            async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
-                code = await (self._join(home, invite, group, stack) if invite else self._start(home, group, stack))
-            if not self._source.dry_run:
-                self._screen.summary()
+            if self._source.dry_run:
+                return await self._run(home, invite)
+            keeper = Keeper(store)
+            if keeper.welcome:
+                self._screen.line(keeper.welcome)
+            try:
+                code = await self._run(home, invite, keeper)
+            finally:
+                altogether = keeper.keep(self._screen.contribution, self._screen.uptime_s)
+            self._screen.summary(self._limits.allowance.received, self._limits.allowance.sent, altogether)
         return code
+
+    async def _run(self, home: Home, invite: Invite | None, keeper: Keeper | None = None) -> int:
+        async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
+            self._spawn(group, self._tick_screen(keeper), "screen")
+            try:
+                return await (self._join(home, invite, group, stack) if invite else self._start(home, group, stack))
+            finally:
+                for task in self._helpers:
+                    task.cancel()
+
+    async def _tick_screen(self, keeper: Keeper | None) -> None:
+        """What people see goes on; once a minute the totals are kept, for a node that is killed."""
+        for tick in count(1):
+            await self._clock.sleep(TICK_S)
+            self._screen.tick()
+            if keeper and tick % KEEP_TOTALS_TICKS == 0:
+                keeper.keep(self._screen.contribution, self._screen.uptime_s)
 
     # ---- the run's description ----
 
@@ -167,6 +193,7 @@ class _Node:
         network = await self._opening().open(home, run, group, stack)
         newcomer = self._newcomer(home.member, network, own.flaw)
         lease = group.create_task(newcomer.show(), name="the newcomer's lease")
+        self._screen.say("asking for the run's manifest")
         manifest, leases = await newcomer.manifest(invite)
         if own.flaw and manifest.admission == "invited":
             raise UnusableError(4, own.flaw)
@@ -179,20 +206,18 @@ class _Node:
         network = await settle(network, newcomer, leases, manifest.local, self._screen.say)
         tokens = LazyTokens(manifest, self._blobs)
         if self._settings.stage == 0:
-            await _fetch(tokens, leases, network.asker)
+            await _fetch(tokens, leases, network.asker, self._screen)
             tokens.open()
         lease.cancel()
         return await self._live(home, manifest, network, tokens, group, stack)
 
     async def _dry_run(self, manifest: Manifest, leases: list[Lease], asker: Asker) -> int:
         """Look around, tell, and go. Raises `UnusableError(4)` where the run has no stage for this machine."""
-        seen = await survey(leases, asker, manifest)
-        self._screen.say("watching the swarm for its pace")
-        step_s = await pace(seen.fastest, asker, self._clock) if seen.fastest and seen.step else 0.0
+        self._screen.say("asking the peers, and watching them for their pace")
         missing = await asyncio.to_thread(self._blobs.missing, manifest)
         machine = Machine(self._memory_bytes(), free_disk(self._settings.state_dir), not missing)
         wished = _checked_stage(self._settings.stage, manifest)
-        report = Report(manifest, seen, machine, forecast(manifest, seen.held, machine, step_s, wished))
+        report = await look(manifest, leases, asker, self._clock, machine, wished)
         self._screen.report(report.rows(), report.as_json())
         if report.obstacle:
             raise UnusableError(4, report.obstacle)
@@ -247,6 +272,8 @@ class _Node:
         group: asyncio.TaskGroup,
         stack: AsyncExitStack,
     ) -> int:
+        self._screen.say("preparing the computation")
+        await asyncio.to_thread(import_module, "node.stage.executor")  # takes seconds, in which the lease is renewed
         from node.stage.executor import TorchExecutor
 
         settings = self._settings
@@ -260,7 +287,9 @@ class _Node:
         config = NodeConfig(manifest, home.member, settings.name, where.told, founder, stage, self._memory_bytes())
         state = NodeState(config)
         ports = Ports(self._clock, network.directory, network.transport, executor, self._pool, sink, network.donors)
-        runtime = Runtime(ports, state, where.http(network.http.address), self._desk.verify, self._observers(tokens, past))
+        runtime = Runtime(
+            ports, state, where.http(network.http.address), self._desk.verify, self._observers(tokens, past, state)
+        )
         network.transport.announce(where.told)
         chunk_bytes = self._limits.chunk_bytes(manifest.wire.chunk_bytes)
         network.transport.tune(chunk_bytes=chunk_bytes, max_payload_bytes=_max_payload_bytes(manifest))
@@ -274,25 +303,27 @@ class _Node:
         self._spawn(group, self._bring_data(tokens, network), "token shards")
         self._spawn(group, self._leave_when_spent(runtime), "allowance")
         self._announce(home, state, network)
+        self._screen.say("listening for the run")
         self._signals.on_leave = runtime.leave
         end = await runtime.run()
         self._signals.left = not end.code
         self._screen.say(end.sentence)
-        for task in self._helpers:
-            task.cancel()
         if end.code:
             raise UnusableError(end.code, end.sentence)
         return end.code
 
-    def _observers(self, tokens: LazyTokens, past: Past) -> Observers:
+    def _observers(self, tokens: LazyTokens, past: Past, state: NodeState) -> Observers:
         metrics = self._desk.metrics
 
         def on_command(command: Command) -> None:
             metrics.observe_command(command)
             self._screen.observe_command(command)
-            if isinstance(command, Note) and command.type == "granted" and command.fields["stage"] == 0:
-                tokens.expect()
-                self._needs_data.set()
+            if isinstance(command, Note) and command.type == "granted":
+                stage = command.fields["stage"]
+                self._screen.granted(stage, len({s.member for s in state.chain.seated(stage)} - {state.config.member}))
+                if stage == 0:
+                    tokens.expect()
+                    self._needs_data.set()
             if isinstance(command, Note) and command.type == "decided":
                 past.note_begun()
 
@@ -304,14 +335,19 @@ class _Node:
         def on_event(event: Event) -> None:
             metrics.observe_event(event)
             self._shelf.observe(event)
+            self._screen.observe_event(event)
 
         return Observers(on_event, on_command, on_lag, self._desk.on_published)
 
     def _announce(self, home: Home, state: NodeState, network: Network) -> None:
+        from node.stage.memory import describe
+
         settings, manifest = self._settings, state.config.manifest
         stages = () if settings.stage is None else (settings.stage,)
         why = "asked for" if stages else "the swarm decides"
-        who = Introduction(manifest.run_id, settings.name, home.member.peer, settings.device, stages, why, manifest.local)
+        device = describe(settings.device, settings.threads)
+        who = Introduction(manifest.run_id, settings.name, home.member.peer, device, stages, why, manifest.local)
+        self._screen.contribution = Contribution(manifest, home.member.peer)
         self._screen.introduce(who, manifest.last_step)
         running = Running(
             pid=os.getpid(),
@@ -342,11 +378,11 @@ class _Node:
     async def _bring_data(self, tokens: LazyTokens, network: Network) -> None:
         """Whoever holds stage 0, or may have to, gets the data from peers where no path of the manifest has them."""
         await self._needs_data.wait()
-        await _fetch(tokens, await network.directory.leases(), network.asker)
+        await _fetch(tokens, await network.directory.leases(), network.asker, self._screen)
 
     async def _redial(self, directory: HivemindDirectory, past: Past) -> None:
         """Split halves of the directory meet again by this, and the next start finds the run by what is remembered."""
-        for round_ in itertools.count(1):
+        for round_ in count(1):
             await self._clock.sleep(REMEMBER_S)
             if round_ % REDIAL_EVERY == 0:
                 await directory.redial()
@@ -361,9 +397,17 @@ def _checked_stage(stage: int | None, manifest: Manifest) -> int:
     return stage
 
 
-async def _fetch(tokens: LazyTokens, leases: list[Lease], asker: Asker) -> None:
+async def _fetch(tokens: LazyTokens, leases: list[Lease], asker: Asker, screen: Screen) -> None:
     peers = [Contact(lease.peer, lease.address) for lease in leases if not lease.leaving]
-    for failure in await tokens.fetch(peers, asker.blob):
+
+    async def get(peer: Contact, digest: str, max_bytes: int) -> bytes:
+        what = f"token shard {digest[:8]}"
+        try:
+            return await asker.blob(peer, digest, max_bytes, lambda done, total: screen.transfer(what, done, total))
+        finally:
+            screen.transfer(what, max_bytes, max_bytes)
+
+    for failure in await tokens.fetch(peers, get):
         log.warning("%s", failure)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from node.ports import Clock, Lease, PeerError
 from node.transport.config import Description
-from protocol.forecast import Forecast, Machine
+from protocol.forecast import Forecast, Machine, forecast
 from protocol.manifest import Manifest
 from protocol.messages import Contact
 from protocol.sizes import Traffic, human_bytes, model_parameters, num_copies
@@ -89,6 +89,15 @@ async def pace(peer: Contact, asks: Describes, clock: Clock, limit_s: float = PA
         return 0.0
     (began, first), (ended, last) = commits[0], commits[-1]
     return (ended - began) / (last - first)
+
+
+async def look(
+    manifest: Manifest, leases: Sequence[Lease], asks: Describes, clock: Clock, machine: Machine, wished: int
+) -> Report:
+    """Asks around; takes up to `PACE_S`."""
+    seen = await survey(leases, asks, manifest)
+    step_s = await pace(seen.fastest, asks, clock) if seen.fastest and seen.step else 0.0
+    return Report(manifest, seen, machine, forecast(manifest, seen.held, machine, step_s, wished))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from importlib import import_module
 from random import SystemRandom
 from typing import TYPE_CHECKING
 
@@ -155,6 +156,7 @@ class Opening:
     async def _open_directory(
         self, home: Home, run: Run, where: Whereabouts, guests: Guests, group: asyncio.TaskGroup
     ) -> HivemindDirectory:
+        await asyncio.to_thread(import_module, "node.directory")  # takes seconds, in which the screen goes on
         from node.directory import DirectoryConfig, HivemindDirectory
 
         settings = self.settings

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from protocol.ids import members_of
+from protocol.sizes import human_bytes
 
 WINDOW_STEPS = 20
 MEAN_STEPS = 5
@@ -109,6 +111,28 @@ class Progress:
         if self.eta_s is not None and self.step < self.last_step:
             parts.append(f"{duration(self.eta_s)} left")
         return "  ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Something on its way to this node."""
+
+    what: str
+    num_bytes: int
+    total_bytes: int
+    began: float
+    seconds_left: float | None
+    """None = by the mean rate so far."""
+
+    def sentence(self, now: float) -> str:
+        """`copying stage 3: 120 MB of 805 MB, about 1m10s left`."""
+        left, passed = self.seconds_left, now - self.began
+        if left is None and self.num_bytes and passed > 0:
+            left = passed * (self.total_bytes - self.num_bytes) / self.num_bytes
+        known = left is not None and left < 1e6
+        return f"{self.what}: {human_bytes(self.num_bytes)} of {human_bytes(self.total_bytes)}, " + (
+            f"about {duration(left or 0.0)} left" if known else f"for {duration(passed)}"
+        )
 
 
 def duration(seconds: float) -> str:

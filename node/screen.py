@@ -1,7 +1,8 @@
 """What `start` and `join` show: who this node is, each change of state, a live line, and a summary at the end.
 
 stdout carries at most the one line of `--json`; everything else goes to stderr. On a terminal the last line is live,
-elsewhere (a file, systemd's journal) it is written now and then.
+elsewhere (a file, systemd's journal) it is written now and then: often in the first minutes and during a transfer, when
+somebody may be watching, seldom later.
 """
 
 from __future__ import annotations
@@ -20,13 +21,22 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from node.contribution import Contribution
 from node.plain_text import printable
 from node.ports import Clock
-from node.progress import Progress, duration
+from node.progress import Progress, Transfer, duration
 from node.running import Running
 from protocol.commands import Command, Exit, Note, Say
+from protocol.events import Event, Learned, LearningGoesOn
+from protocol.sizes import human_bytes
 
-PLAIN_INTERVAL_S = 30.0
+FIRST_MINUTES_S = 300.0
+OFTEN_S, SELDOM_S = 4.0, 30.0
+"""Longest silence where there is no terminal, less one tick."""
+TICK_S = 1.0
+REDRAW_S = 0.2
+"""At least so long between two redraws for steps: small runs make twenty a second."""
+ROUTINE = ("training", "evaluating")
 SHARED = (
     "Other peers see this node's address, its peer id and the tensors of its stages; nothing else of this machine is"
     " shared, and no code from elsewhere runs here."
@@ -56,9 +66,12 @@ class Screen:
         self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
         self._live: Live | None = None
         self._began = clock.monotonic()
-        self._written_at = -PLAIN_INTERVAL_S
-        self._said = ""
+        self._written_at = self._said_at = self._stepped_at = self._began
+        self._said, self._drawn_at = "", -REDRAW_S
+        self._transfers: dict[str, Transfer] = {}
         self.progress = Progress()
+        self.contribution: Contribution | None = None
+        """Set once the run is known."""
 
     def __enter__(self) -> Self:
         if self._console.is_terminal and not self._json:
@@ -113,11 +126,60 @@ class Screen:
         sys.stdout.flush()
 
     def say(self, sentence: str) -> None:
-        """A state sentence; the same one twice in a row is shown once."""
+        """A state sentence; the same one twice in a row is shown once, and the routine of a run is no news."""
         if sentence and sentence != self._said:
-            self._said = sentence
-            self.line(sentence)
-            self._refresh()
+            is_routine = sentence.startswith(ROUTINE) and self._said.startswith(ROUTINE)
+            self._said, self._said_at = sentence, self._clock.monotonic()
+            if not is_routine:
+                self.line(sentence)
+                self._redraw()
+
+    def granted(self, stage: int, num_others: int) -> None:
+        """The run gives this node a seat."""
+        held = "nobody else holds it" if not num_others else f"{num_others} other{'s hold' if num_others > 1 else ' holds'} it"
+        self.line(f"the run gives this node stage {stage}: {held}")
+
+    def transfer(self, what: str, num_bytes: int, total_bytes: int, seconds_left: float | None = None) -> None:
+        """Something is on its way to this node; with `total_bytes` it is here."""
+        if num_bytes >= total_bytes:
+            self._transfers.pop(what, None)
+            return
+        before = self._transfers.get(what)
+        began = before.began if before else self._clock.monotonic()
+        self._transfers[what] = Transfer(what, num_bytes, total_bytes, began, seconds_left)
+        if before is None:
+            self.line(f"{what}: {human_bytes(total_bytes)} to download")
+        self._redraw()
+
+    def tick(self) -> None:
+        """To be called every `TICK_S`: what is waited for, or how far it is, is said again."""
+        now = self._clock.monotonic()
+        if self._live is not None:
+            self._redraw()
+        elif now - self._written_at >= (OFTEN_S if self._transfers or now - self._began < FIRST_MINUTES_S else SELDOM_S):
+            self.line(self._present(now))
+
+    def _present(self, now: float) -> str:
+        """One line: a transfer, the progress, or what was said last and how long ago."""
+        if self._transfers:
+            return "; ".join(transfer.sentence(now) for transfer in self._transfers.values())
+        if self.progress.step and self._stepped_at >= self._said_at:
+            share = self.contribution.share if self.contribution else None
+            return self.progress.sentence() + (f"  own share {share:.0%}" if share is not None else "")
+        return f"{self._said or 'starting'} ({duration(now - self._said_at)})"
+
+    def observe_event(self, event: Event) -> None:
+        """Follow a copy of a stage's state."""
+        match event:
+            case LearningGoesOn(stage=stage, num_bytes=done, total_bytes=total, seconds_left=left):
+                self.transfer(f"copying stage {stage}", min(done, total - 1), total, left)
+            case Learned(stage=stage) if f"copying stage {stage}" in self._transfers:
+                del self._transfers[f"copying stage {stage}"]
+                size, peers = human_bytes(event.num_bytes), "1 peer" if len(event.donors) == 1 else f"{len(event.donors)} peers"
+                self.line(f"stage {stage} is here as of step {event.step}: {size} from {peers} in {duration(event.seconds)}")
+                self._redraw()
+            case _:
+                pass
 
     def observe_command(self, command: Command) -> None:
         """Follow what the node decides: notes move the live line, sentences are said."""
@@ -125,27 +187,41 @@ class Screen:
             case Say(sentence=sentence):
                 self.say(sentence)
             case Note(type=type_, fields=fields):
-                self.progress.note(type_, fields, self._clock.monotonic())
-                if type_ == "loss":
-                    self._refresh()
+                self._note(type_, fields)
             case Exit():
-                self._refresh()
+                self._redraw()
             case _:
                 pass
 
-    def summary(self) -> None:
-        """What came of it: steps, tokens, share, uptime."""
-        p = self.progress
-        parts = [f"step {p.step}", f"{p.num_tokens:,} tokens"]
+    def _note(self, type_: str, fields: dict[str, Any]) -> None:
+        self.progress.note(type_, fields, self._clock.monotonic())
+        if type_ == "loss":
+            self._stepped_at = self._clock.monotonic()
+            if self._stepped_at - self._drawn_at >= REDRAW_S:
+                self._redraw()
+        elif type_ == "committed" and self.contribution and self.contribution.committed(fields):
+            self.line(f"training since step {fields['step']}: this node's work is in the run's weights")
+
+    @property
+    def uptime_s(self) -> float:
+        """Since the start."""
+        return self._clock.monotonic() - self._began
+
+    def summary(self, received: int, sent: int, kept: str = "") -> None:
+        """What came of it: steps, tokens, share, uptime, bytes; `kept`: what it was over all starts."""
+        p, done = self.progress, self.contribution
+        parts = [f"step {p.step}"]
         if p.last_loss is not None:
             parts.append(f"loss {p.last_loss:.3f}")
-        if p.share is not None:
-            parts.append(f"{p.share:.0%} of the work on its stages done here")
-        parts.append(f"up {duration(self._clock.monotonic() - self._began)}")
-        self.line("ended: " + ", ".join(parts))
+        if done is not None and done.share is not None:
+            parts += [f"{done.steps:,} steps and {done.tokens:,} tokens computed here", f"{done.share:.0%} of the swarm's work"]
+        parts.append(f"up {duration(self.uptime_s)}")
+        parts.append(f"{human_bytes(received)} received, {human_bytes(sent)} sent")
+        self.line("ended: " + ", ".join(parts) + (f"; altogether {kept}" if kept else ""))
 
     def line(self, sentence: str) -> None:
         """One line, above the live one."""
+        self._written_at = self._clock.monotonic()
         self._console.print(printable(sentence), markup=False, highlight=False)
 
     def log_handler(self) -> logging.Handler:
@@ -162,12 +238,11 @@ class Screen:
             table.add_row(f"[dim]{name}[/dim]", Text(printable(value), overflow="fold"))
         self._console.print(table)
 
-    def _refresh(self) -> None:
+    def _redraw(self) -> None:
+        self._drawn_at = self._clock.monotonic()
         if self._live is not None:
-            self._live.update(Text.from_markup(f"[bold]{escape(self.progress.sentence())}[/bold]"), refresh=True)
-        elif self.progress.step and self._clock.monotonic() - self._written_at >= PLAIN_INTERVAL_S:
-            self._written_at = self._clock.monotonic()
-            self.line(self.progress.sentence())
+            present = printable(self._present(self._clock.monotonic()))
+            self._live.update(Text.from_markup(f"[bold]{escape(present)}[/bold]"), refresh=True)
 
 
 class _ScreenHandler(logging.Handler):

@@ -195,6 +195,8 @@ def show_config(
 
 def _live(resolved: Resolved, manifest_file: Path | None = None, invite: str = "", dry_run: bool = False) -> int:
     """A node's life, once its settings are known."""
+    if sys.stderr.isatty():
+        print("starting: loading libraries takes some seconds", file=sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # as TERM and HUP, until the node minds them all
     from node.compose import Source, run_node
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -153,9 +153,12 @@ class Asker:
         """See `fetch_manifest`."""
         return await fetch_manifest(peer.address, digest, self._asking(peer.peer))
 
-    async def blob(self, peer: Contact, digest: str, max_bytes: int) -> bytes:
+    async def blob(self, peer: Contact, digest: str, max_bytes: int, on_progress: Progress | None = None) -> bytes:
         """See `fetch_blob`."""
-        return await fetch_blob(peer.address, digest, max_bytes, asking=self._asking(peer.peer))
+        asking = self._asking(peer.peer)
+        if on_progress is not None:
+            asking = replace(asking, on_progress=on_progress)
+        return await fetch_blob(peer.address, digest, max_bytes, asking=asking)
 
     async def is_there(self, lease: Lease, not_in: int = -1) -> bool:
         """Whether the lease's peer answers at the lease's address, in another incarnation than `not_in`."""

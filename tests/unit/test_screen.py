@@ -7,17 +7,22 @@ import json
 import logging
 import os
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from node.contribution import Contribution
 from node.ports import UnusableError
 from node.progress import Progress, duration
 from node.running import FILE_NAME, Running, read_running
-from node.screen import Introduction, Screen
+from node.screen import TICK_S, Introduction, Screen
 from protocol.commands import Note, Say
+from protocol.events import Learned, LearningGoesOn
+from protocol.sizes import model_parameters, stage_parameters
 from tests.tools.clock import StepClock
+from tests.tools.core import a_manifest
 
 RUNNING = Running(os.getpid(), "12D3peer", "regrow1:xyz", "127.0.0.1:1", "127.0.0.1:2", "state")
 
@@ -76,7 +81,8 @@ def test_plain_lines_where_there_is_no_terminal() -> None:
             clock.now += 10
             screen.observe_command(Note("loss", dict(loss(step, 2.0))))
             screen.observe_command(Say("training"))
-        screen.summary()
+            screen.tick()
+        screen.summary(1_500_000, 900, "7 steps in 2 starts")
     lines = out.getvalue().splitlines()
     assert lines[:4] == [
         "run: run-1",
@@ -87,8 +93,118 @@ def test_plain_lines_where_there_is_no_terminal() -> None:
     assert sum("no code from elsewhere" in line for line in lines) == 1
     assert "others join with: regrow join regrow1:xyz" in lines
     assert lines.count("training") == 1
-    assert sum(line.startswith("step ") for line in lines) == 3
-    assert lines[-1] == "ended: step 7, 700 tokens, loss 2.000, up 1m10s"
+    assert sum(line.startswith("step ") for line in lines) == 6, "the tick after the one line that was new says nothing"
+    ended = "ended: step 7, loss 2.000, up 1m10s, 1.5 MB received, 900 bytes sent; altogether 7 steps in 2 starts"
+    assert lines[-1] == ended
+
+
+def ticks(screen: Screen, clock: StepClock, out: io.StringIO, seconds: int) -> list[tuple[int, str]]:
+    """(second, line) of everything that is written while the clock ticks."""
+    seen = []
+    for second in range(1, seconds + 1):
+        before = len(out.getvalue())
+        clock.now += TICK_S
+        screen.tick()
+        seen += [(second, line) for line in out.getvalue()[before:].splitlines()]
+    return seen
+
+
+def test_never_silent_for_more_than_five_seconds_in_the_first_five_minutes() -> None:
+    screen, out, clock = plain()
+    with screen:
+        early = ticks(screen, clock, out, 6)
+        screen.say("waiting: stage 2 needs 1 more node")
+        waiting = ticks(screen, clock, out, 290)
+        late = ticks(screen, clock, out, 600)
+    assert early[0] == (4, "starting (4s)")
+    times = [0, *(second for second, _ in waiting)]
+    assert max(b - a for a, b in pairwise(times)) <= 5
+    assert waiting[0] == (4, "waiting: stage 2 needs 1 more node (4s)")
+    assert waiting[-1][1].endswith("more node (4m48s)")
+    assert 19 <= len(late) <= 24, "later a line every half a minute is enough"
+
+
+def test_what_is_new_is_said_once_and_waits_are_repeated_with_their_time() -> None:
+    screen, out, clock = plain()
+    with screen:
+        for sentence in ("entering the directory", "training", "training"):
+            clock.now += 1
+            screen.say(sentence)
+        screen.observe_command(Note("loss", dict(loss(5, 2.0))))
+        assert out.getvalue().splitlines() == ["entering the directory", "training"]
+        clock.now += 1
+        screen.observe_command(Note("loss", dict(loss(6, 1.0))))
+        assert ticks(screen, clock, out, 4)[-1][1].startswith("step 6  loss 1.000")
+
+
+def test_the_routine_of_a_run_is_no_news() -> None:
+    screen, out, _ = plain()
+    with screen:
+        for step in (5, 10):
+            screen.say("training")
+            screen.say(f"evaluating after step {step}")
+        screen.say("paused by the organiser")
+        screen.say("training")
+    assert out.getvalue().splitlines() == ["training", "paused by the organiser", "training"]
+
+
+@pytest.mark.parametrize(("others", "held"), [(0, "nobody else holds it"), (1, "1 other holds it"), (2, "2 others hold it")])
+def test_a_seat_and_why(others: int, held: str) -> None:
+    screen, out, _ = plain()
+    screen.granted(3, others)
+    assert out.getvalue() == f"the run gives this node stage 3: {held}\n"
+
+
+def test_a_copy_shows_bytes_and_time_left_and_ends_with_one_line() -> None:
+    screen, out, clock = plain()
+    clock.now += 1000  # the first minutes are over
+    with screen:
+        for done in range(0, 60, 2):
+            clock.now += 1
+            left = (60 - done) / 2
+            screen.observe_event(LearningGoesOn(3, done * 10**6, 60 * 10**6, left))
+            screen.tick()
+        for _ in range(2):
+            screen.observe_event(Learned(3, "s", 120, "d", 120, 1.0, 0, ("a", "b"), 61_000_000, 31.0))
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "copying stage 3: 60 MB to download"
+    assert "copying stage 3: 8.0 MB of 60 MB, about 26s left" in lines
+    assert lines[-1] == "stage 3 is here as of step 120: 61 MB from 2 peers in 31s"
+    assert 6 <= len(lines) <= 10
+
+
+def test_a_transfer_without_an_estimate_gets_one_from_its_rate() -> None:
+    screen, out, clock = plain()
+    with screen:
+        screen.transfer("token shards", 0, 10**7)
+        assert ticks(screen, clock, out, 4)[-1][1] == "token shards: 0 bytes of 10 MB, for 4s"
+        screen.transfer("token shards", 10**6, 10**7)
+        assert ticks(screen, clock, out, 4)[-1][1] == "token shards: 1.0 MB of 10 MB, about 1m12s left"
+        screen.transfer("token shards", 10**7, 10**7)
+        assert ticks(screen, clock, out, 4)[-1][1].startswith("starting")
+
+
+def test_the_first_work_that_counts_is_said() -> None:
+    screen, out, clock = plain()
+    manifest = a_manifest()
+    screen.contribution = Contribution(manifest, "me")
+    with screen:
+        for step in (4, 5):
+            clock.now += 1
+            screen.observe_command(Note("committed", {"stage": 1, "step": step, "contributors": {"me": "f"}}))
+            screen.observe_command(Note("loss", dict(loss(step, 2.0))))
+        clock.now += 5
+        screen.tick()
+        screen.summary(0, 0)
+    lines = out.getvalue().splitlines()
+    assert [line for line in lines if "training since" in line] == [
+        "training since step 4: this node's work is in the run's weights"
+    ]
+    share = stage_parameters(manifest, 1) / model_parameters(manifest)
+    assert f"own share {share:.0%}" in out.getvalue()
+    assert lines[-1].startswith(
+        f"ended: step 5, loss 2.000, 2 steps and 64 tokens computed here, {share:.0%} of the swarm's work"
+    )
 
 
 def test_a_terminal_gets_a_live_line_and_names_as_they_are() -> None:
@@ -116,7 +232,7 @@ def test_json_is_the_only_thing_on_stdout(capsys: pytest.CaptureFixture[str]) ->
         screen.introduce(Introduction("run-1", "", "12D3peer", "cpu", (1,), "asked for", local=True), 9)
         screen.up(RUNNING)
         screen.say("waiting for stage 2")
-        screen.summary()
+        screen.summary(0, 0)
     captured = capsys.readouterr()
     assert json.loads(captured.out) == {
         "pid": os.getpid(),

@@ -6,14 +6,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from protocol.manifest import DataSection
-
 PANEL = "Start a run of your own"
+NO_OWNER = (
+    "note: the sources of the token shards are paths of this machine: the others will get them from the node that starts the"
+    " run, and from each other; URLs under data.train[].sources make them independent of it"
+)
 ProgressCall = Callable[[str, int, int], None]
 
 
@@ -94,65 +95,32 @@ def init(
 
     Example: **regrow init --preset tiny --data book.txt > run.yaml**
     """
+    from node.data.prepare import PrepareOptions
+    from node.data.remote import only_by_path
+    from node.data.section import run_data
     from node.manifest_file import build, render, vocab_size_of_preset
 
     changes = overrides or []
-    vocab_size = vocab_size_of_preset(preset, changes)
-    section, vocab_size = _section([*data, *(more or [])], out, vocab_size)
+    options = PrepareOptions(vocab_size=vocab_size_of_preset(preset, changes))
+    with progress_bar() as progress:
+        made = run_data([*data, *(more or [])], out, options, progress)
+    for note in made.notes:
+        print(note, file=sys.stderr)
     manifest = build(
         preset,
-        section,
+        made.section,
         block_stages=block_stages,
         steps=steps,
         policy=policy,
         seed=seed,
         name=name,
-        vocab_size=vocab_size,
+        vocab_size=made.vocab_size,
         overrides=changes,
     )
+    if not manifest.local and only_by_path(manifest.data):
+        print(NO_OWNER, file=sys.stderr)
     print(render(manifest), end="")
     return 0
-
-
-def _section(files: list[Path], out: Path, vocab_size: int) -> tuple[DataSection, int]:
-    """The data section for these files, sources absolute, and the size of the vocabulary."""
-    from node.data.documents import input_of
-    from node.data.prepare import PrepareOptions
-    from node.data.prepare import prepare as run
-    from node.demo.material import absolute
-
-    if len(files) == 1 and files[0].name == "data.json":
-        section = absolute(_loaded(files[0]), files[0].parent)
-        return section, _vocab_size(section)
-    with progress_bar() as progress:
-        made = run(input_of(files, None, "train", "text"), out, PrepareOptions(vocab_size=vocab_size), progress)
-    for note in made.notes:
-        print(note, file=sys.stderr)
-    return absolute(made.section, out), made.vocab_size
-
-
-def _vocab_size(section: DataSection) -> int:
-    """That of the tokenizer, 0 where there is none to ask."""
-    from node.data.tokenizer import load_tokenizer, vocab_size_of
-
-    sources = section.tokenizer.sources if section.tokenizer is not None else ()
-    found = next((Path(source) for source in sources if Path(source).is_file()), None)
-    return vocab_size_of(load_tokenizer(found)) if found is not None else 0
-
-
-def _loaded(path: Path) -> DataSection:
-    from pydantic import ValidationError
-
-    from node.manifest_errors import findings_of
-    from node.manifest_yaml import read_text
-    from node.ports import UnusableError
-    from protocol.manifest import DataSection
-
-    try:
-        return DataSection.model_validate_json(read_text(path))
-    except ValidationError as error:
-        lines = [f"{path}: {finding.sentence}" for finding in findings_of(error, DataSection)]
-        raise UnusableError(2, "\n".join(lines)) from None
 
 
 @contextmanager

@@ -23,6 +23,8 @@ from node.ports import UnusableError
 from protocol.manifest import FileRef, Manifest, TokenShard
 
 log = logging.getLogger(__name__)
+MAX_HELD = 64
+"""Files held open at once: descriptors are few."""
 Progress = Callable[[int, int], None]
 """(bytes done, bytes in all)"""
 
@@ -35,6 +37,7 @@ class BlobFiles:
         self._bases = tuple(bases)
         self._memory = Memory(cache_dir / "verified.json")
         self._found: dict[str, Path] = {}
+        self._open: dict[str, Path] = {}
 
     # ---- finding ----
 
@@ -84,14 +87,39 @@ class BlobFiles:
 
     def blob_path(self, digest: str) -> Path | None:
         """Path of a file that was verified and has not changed since, for serving it to peers."""
-        path = self._found.get(digest, self._cached(digest))
+        places = [path for path in (self._found.get(digest), self._cached(digest), self._open.get(digest)) if path]
+        return next((path for path in places if self._is_intact(path, digest)), None)
+
+    def _is_intact(self, path: Path, digest: str) -> bool:
         known = self._memory.files.get(str(path.absolute()))
-        if known is None or known[1] != digest:
-            return None
         try:
-            return path if Identity.of(path.stat()) == known[0] else None
+            return known is not None and known == (Identity.of(path.stat()), digest)
         except OSError:
-            return None
+            return False
+
+    def keep(self, ref: FileRef) -> None:
+        """See to it that a file that was found stays, whatever becomes of its folder: by a second name in the cache, which
+        costs no space, or, on another file system, by holding it open."""
+        path, cached = self._found[ref.digest], self._cached(ref.digest)
+        if cached == path or ref.digest in self._open or self._is_intact(cached, ref.digest):
+            return
+        identity = self.identity(path)
+        try:
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            cached.unlink(missing_ok=True)
+            os.link(path, cached)
+        except OSError:
+            self._hold(ref.digest, path, identity)
+        else:
+            self._remember(cached, identity, ref.digest)
+
+    def _hold(self, digest: str, path: Path, identity: Identity) -> None:
+        if len(self._open) >= MAX_HELD:
+            return
+        with suppress(OSError):
+            held = Path(f"/proc/self/fd/{os.open(path, os.O_RDONLY | os.O_CLOEXEC)}")
+            self._open[digest] = held
+            self._memory.files[str(held)] = (identity, digest)
 
     def identity(self, path: Path) -> Identity:
         """Identity of a verified file at the time when it was verified."""
@@ -107,6 +135,8 @@ class BlobFiles:
             path = Path(source)
             yield from dict.fromkeys([path] if path.is_absolute() else [base / path for base in self._bases])
         yield self._cached(ref.digest)
+        if ref.digest in self._open:
+            yield self._open[ref.digest]
 
     def _cached(self, digest: str) -> Path:
         return self._cache_dir / f"{digest}.blob"

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import IO, cast
 from urllib.parse import unquote, urlsplit
 
+from protocol.manifest import DataSection
+
 OBJECT_STORES = ("s3", "gs", "gcs", "az", "abfs", "abfss", "hf")
 TIMEOUT_S = 30.0
 
@@ -24,6 +26,14 @@ class SourceError(Exception):
 def is_url(source: str) -> bool:
     """Whether a source is a URL and not a path."""
     return "://" in source
+
+
+def only_by_path(data: DataSection) -> bool:
+    """Whether some token shard has no source that other machines could reach: they depend on the nodes that have it."""
+    return any(
+        not any(is_url(source) and path_of_file_url(source) is None for source in shard.sources)
+        for shard in (*data.train, *data.validation)
+    )
 
 
 def path_of_file_url(url: str) -> Path | None:

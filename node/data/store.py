@@ -46,6 +46,7 @@ class ShardFile:
         self._path = self._blobs.obtain(self._shard, self._what, progress)
         self._identity = self._blobs.identity(self._path)
         self._check_ids()
+        self._blobs.keep(self._shard)
 
     def read(self, first: int, count: int) -> Tokens:
         """Tokens first..first+count. Raises `UnusableError` if the file is no longer what was verified."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.server
 import json
 import os
@@ -220,6 +221,8 @@ BREAKAGES = [
     (_gone, r"data\.train\[1\]: [0-9a-f]{16}… is missing: not at .*/data/b\.tokens, .*/cache/.*\.blob; put it there"),
 ]
 IDS = [breakage.__name__ for breakage, _ in BREAKAGES]
+IN_PLACE = [(breakage, says) for breakage, says in BREAKAGES if breakage not in (_directory, _fifo, _gone)]
+IN_PLACE_IDS = [breakage.__name__ for breakage, _ in IN_PLACE]
 
 
 @pytest.mark.parametrize(("breakage", "says"), BREAKAGES, ids=IDS)
@@ -228,14 +231,14 @@ def test_a_broken_shard_is_refused(world: World, breakage: Any, says: str) -> No
     assert re.match(says, world.refusal())
 
 
-@pytest.mark.parametrize(("breakage", "says"), BREAKAGES, ids=IDS)
+@pytest.mark.parametrize(("breakage", "says"), IN_PLACE, ids=IN_PLACE_IDS)
 def test_a_shard_broken_after_it_was_verified_is_refused(world: World, breakage: Any, says: str) -> None:
     world.open()
     breakage(world.path("b"))
     assert re.match(says, world.refusal())
 
 
-@pytest.mark.parametrize(("breakage", "says"), BREAKAGES, ids=IDS)
+@pytest.mark.parametrize(("breakage", "says"), IN_PLACE, ids=IN_PLACE_IDS)
 def test_a_shard_broken_while_running_is_refused(world: World, breakage: Any, says: str) -> None:
     store = world.open()
 
@@ -248,6 +251,46 @@ def test_a_shard_broken_while_running_is_refused(world: World, breakage: Any, sa
     breakage(world.path("b"))
     with pytest.raises(UnusableError, match=r"b\.tokens was replaced while the node was running: " + says):
         an_epoch()
+
+
+def rows(store: Any) -> list[Any]:
+    return [store.microbatch(step, microbatch).tolist() for step in range(1, 7) for microbatch in range(4)]
+
+
+@pytest.mark.parametrize("other_file_system", [False, True])
+@pytest.mark.parametrize("breakage", [_directory, _fifo, _gone])
+def test_a_folder_that_is_taken_away_while_running_takes_nothing_with_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, breakage: Any, other_file_system: bool
+) -> None:
+    if other_file_system:
+        monkeypatch.setattr("os.link", lambda *_: (_ for _ in ()).throw(OSError(errno.EXDEV, "other file system")))
+    blobs = world.blobs()
+    store = open_token_store(world.manifest(), blobs)
+    before = rows(store)
+    for name in world.parts:
+        breakage(world.path(name))
+    assert rows(store) == before
+    for name, part in world.parts.items():
+        path = blobs.blob_path(world.shard(name).digest)
+        assert path is not None, "it is not served any more"
+        assert path.read_bytes() == part.tobytes()
+    if not other_file_system:
+        assert rows(world.open()) == before, "a restart finds it too"
+
+
+def test_what_is_kept_is_not_a_second_copy(world: World) -> None:
+    world.open()
+    kept = world.root / "cache" / f"{world.shard('a').digest}.blob"
+    assert kept.samefile(world.path("a"))
+
+
+def test_few_files_are_held_open(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.link", lambda *_: (_ for _ in ()).throw(OSError(errno.EXDEV, "other file system")))
+    monkeypatch.setattr("node.data.files.MAX_HELD", 1)
+    before = len(os.listdir("/proc/self/fd"))
+    store = world.open()
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    rows(store)
 
 
 def test_an_unreadable_shard(world: World) -> None:
@@ -294,7 +337,7 @@ def test_a_strange_memory_file_counts_as_none(world: World, memory: bytes) -> No
     world.open()
     (world.root / "cache" / "verified.json").write_bytes(memory)
     world.open()
-    assert len(json.loads((world.root / "cache" / "verified.json").read_bytes())["files"]) == 3
+    assert len(json.loads((world.root / "cache" / "verified.json").read_bytes())["files"]) == 6, "each has two names"
 
 
 def test_a_cache_that_cannot_be_written_only_costs_time(world: World) -> None:
@@ -427,6 +470,7 @@ def test_shards_are_downloaded_into_the_cache(world: World, hub: str) -> None:
     assert seen[-1] == (2002, 2002)
     assert seen == sorted(seen)
     assert {p.name for p in (world.root / "cache").iterdir()} == {
+        f"{world.shard('a').digest}.blob",
         f"{world.shard('b').digest}.blob",
         "verified.json",
     }

@@ -25,6 +25,7 @@ from node.config import NodeSettings
 from node.contribution import Contribution, Keeper
 from node.data.files import BlobFiles
 from node.data.lazy import LazyTokens
+from node.data.remote import only_by_path
 from node.desk import Desk
 from node.dry_run import look
 from node.event_log import EventLog
@@ -44,6 +45,7 @@ from node.running import Running
 from node.runtime import Observers, Ports, Runtime
 from node.screen import TICK_S, Introduction, Screen
 from node.serving import Shelf
+from node.shards import ShardBringer
 from node.signals import Signals
 from node.state_store import DirectoryStore
 from protocol.commands import Command, Note
@@ -52,7 +54,6 @@ from protocol.forecast import Machine
 from protocol.ids import Member
 from protocol.invite import Invite, parse
 from protocol.manifest import Manifest, from_mapping
-from protocol.messages import Contact
 from protocol.node_state import NodeConfig, NodeState
 
 if TYPE_CHECKING:
@@ -60,6 +61,10 @@ if TYPE_CHECKING:
     from node.transport.fetch import Asker
 
 ORGANISER_FILE = "organiser.key"
+NO_OWNER = (
+    "note: the training data are only on this machine: whoever comes to hold stage 0 fetches them from here; keep this node up"
+    " until others hold copies, or give URLs under data.train[].sources"
+)
 REMEMBER_S, REDIAL_EVERY = 5.0, 12
 """Once a minute peers are dialled again."""
 KEEP_TOTALS_TICKS = 60
@@ -159,6 +164,8 @@ class _Node:
         ticket = shown_by_founder(self._settings.ticket, manifest, key, home.member.peer, self._clock.wall()).text
         tokens = LazyTokens(manifest, self._blobs)
         tokens.open()
+        if not manifest.local and only_by_path(manifest.data):
+            self._screen.line(NO_OWNER)
         past = Past(home.store, manifest.digest)
         run = Run(manifest.run_id, manifest.digest, past, ticket, (), manifest.local, founder=not past.has_begun())
         network = await self._opening().open(home, run, group, stack)
@@ -206,7 +213,7 @@ class _Node:
         network = await settle(network, newcomer, leases, manifest.local, self._screen.say)
         tokens = LazyTokens(manifest, self._blobs)
         if self._settings.stage == 0:
-            await _fetch(tokens, leases, network.asker, self._screen)
+            await self._bringer(tokens, network).bring(network.directory.leases)
             tokens.open()
         lease.cancel()
         return await self._live(home, manifest, network, tokens, group, stack)
@@ -378,7 +385,10 @@ class _Node:
     async def _bring_data(self, tokens: LazyTokens, network: Network) -> None:
         """Whoever holds stage 0, or may have to, gets the data from peers where no path of the manifest has them."""
         await self._needs_data.wait()
-        await _fetch(tokens, await network.directory.leases(), network.asker, self._screen)
+        await self._bringer(tokens, network).bring(network.directory.leases)
+
+    def _bringer(self, tokens: LazyTokens, network: Network) -> ShardBringer:
+        return ShardBringer(tokens, network.asker, self._clock, self._screen)
 
     async def _redial(self, directory: HivemindDirectory, past: Past) -> None:
         """Split halves of the directory meet again by this, and the next start finds the run by what is remembered."""
@@ -395,20 +405,6 @@ def _checked_stage(stage: int | None, manifest: Manifest) -> int:
     if stage > manifest.num_block_stages:
         raise UnusableError(2, f"--stage {stage}: the run has stages 0 to {manifest.num_block_stages}; name one of them")
     return stage
-
-
-async def _fetch(tokens: LazyTokens, leases: list[Lease], asker: Asker, screen: Screen) -> None:
-    peers = [Contact(lease.peer, lease.address) for lease in leases if not lease.leaving]
-
-    async def get(peer: Contact, digest: str, max_bytes: int) -> bytes:
-        what = f"token shard {digest[:8]}"
-        try:
-            return await asker.blob(peer, digest, max_bytes, lambda done, total: screen.transfer(what, done, total))
-        finally:
-            screen.transfer(what, max_bytes, max_bytes)
-
-    for failure in await tokens.fetch(peers, get):
-        log.warning("%s", failure)
 
 
 def _max_payload_bytes(manifest: Manifest) -> int:

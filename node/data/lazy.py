@@ -7,10 +7,10 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable
 
 from node.data.files import BlobFiles
-from node.data.remote import SourceError
+from node.data.remote import SourceError, is_url
 from node.data.store import Tokens, TokenStore, open_token_store
 from node.ports import PeerError
-from protocol.manifest import Manifest
+from protocol.manifest import Manifest, TokenShard
 from protocol.messages import Contact
 
 GetBlob = Callable[[Contact, str, int], Awaitable[bytes]]
@@ -40,13 +40,18 @@ class LazyTokens:
         """A `fetch` follows: the first use may come before it has begun."""
         self._here.clear()
 
+    def expect_no_more(self) -> None:
+        """Nobody brings shards now: a use fails where one is missing."""
+        self._here.set()
+
     async def fetch(self, peers: Iterable[Contact], get: GetBlob) -> list[str]:
-        """Bring what no local path has from these peers. Returns a sentence for each failure."""
+        """Bring what no local path has from these peers. Returns a sentence for each shard that is still missing; only without
+        any does a use that waits go on."""
         self.expect()
-        try:
-            return await bring_shards(self._manifest, self._blobs, peers, get)
-        finally:
-            self._here.set()
+        failures = await bring_shards(self._manifest, self._blobs, peers, get)
+        if not failures:
+            self.expect_no_more()
+        return failures
 
     def microbatch(self, step: int, microbatch: int) -> Tokens:
         """See `TokenStore`."""
@@ -58,20 +63,28 @@ class LazyTokens:
 
 
 async def bring_shards(manifest: Manifest, blobs: BlobFiles, peers: Iterable[Contact], get: GetBlob) -> list[str]:
-    """Fetch shards that no local path has from any of these peers, checked by digest.
-
-    Returns a sentence for each failure; what is missing in the end is told when the store is opened.
-    """
+    """Fetch shards that no local path has from any of these peers, checked by digest; the first one asked differs from shard
+    to shard. Returns a sentence for each shard that nobody gave and no URL names."""
     failures, donors = [], list(peers)
     for shard in await asyncio.to_thread(blobs.missing, manifest):
-        for donor in donors:
-            try:
-                data = await get(donor, shard.digest, shard.num_bytes)
-                with blobs.writer(shard) as out:
-                    out.write(data)
-                    out.commit()
-            except (PeerError, SourceError) as error:
-                failures.append(f"{donor.address} does not give token shard {shard.digest[:16]}: {error}")
-                continue
-            break
+        start = int(shard.digest[:8], 16) % max(1, len(donors))
+        reason = await _bring(shard, blobs, donors[start:] + donors[:start], get)
+        if reason and not any(is_url(source) for source in shard.sources):
+            failures.append(reason)
     return failures
+
+
+async def _bring(shard: TokenShard, blobs: BlobFiles, donors: Iterable[Contact], get: GetBlob) -> str:
+    """From the first donor that gives it; '' or what the last one said."""
+    reason = f"nobody is known who has token shard {shard.digest[:16]}"
+    for donor in donors:
+        try:
+            data = await get(donor, shard.digest, shard.num_bytes)
+            with blobs.writer(shard) as out:
+                out.write(data)
+                out.commit()
+        except (PeerError, SourceError) as error:
+            reason = f"{donor.address} does not give token shard {shard.digest[:16]}: {error}"
+            continue
+        return ""
+    return reason

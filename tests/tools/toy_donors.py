@@ -24,6 +24,7 @@ HEARTBEAT_S = 1.0
 LAPSE_S = 3.0
 PROGRESS_S = 10.0
 """After which the adapter gives a donor up that brings nothing."""
+DAWDLE_S = 4.0
 MEMORY = 64
 """Commits that the syllabus knows."""
 
@@ -193,6 +194,11 @@ async def stalls(donor: ToyDonor, _: StateRange) -> StateRange:
     donor.dead = True
     await asyncio.sleep(PROGRESS_S)
     raise PeerError(donor.peer, "no answer in time")
+
+
+async def dawdles(_: ToyDonor, found: StateRange) -> StateRange:
+    await asyncio.sleep(DAWDLE_S)
+    return found
 
 
 async def resets(donor: ToyDonor, _: StateRange) -> StateRange:

@@ -8,10 +8,12 @@ import pytest
 
 from node.learning import NO_ESTIMATE_S
 from tests.tools.toy_donors import (
+    DAWDLE_S,
     HEARTBEAT_S,
     LAPSE_S,
     Fault,
     School,
+    dawdles,
     dies,
     not_a_number,
     other_digest,
@@ -57,8 +59,8 @@ def test_commits_during_the_copy_are_replayed_or_fetched_again(seed: int) -> Non
     assert all(donor.calls["state"] and donor.calls["gradient"] for donor in school.given)
 
 
-def test_what_is_too_far_behind_is_fetched_again(seed: int) -> None:
-    school = School(1, seed, ranges=4)
+def test_what_is_too_far_behind_is_fetched_again_also_where_gradients_are_kept(seed: int) -> None:
+    school = School(1, seed, ranges=4, keep=8)
 
     async def script() -> None:
         await school.is_learned(5, WITHIN_S)
@@ -105,6 +107,26 @@ def test_a_gradient_that_no_donor_has_yet_is_waited_for_and_one_that_none_keeps_
 
     school.run(script)
     assert donor.calls["not held"] > 4
+
+
+def test_a_gradient_that_comes_when_another_donor_was_faster_is_not_replayed_again(seed: int) -> None:
+    school = School(2, seed, ranges=8)
+    slow = school.given[0]
+
+    async def script() -> None:
+        await school.is_learned(5, WITHIN_S)
+        slow.faults = {slow.num_calls + 1: dawdles}
+        school.training.commit()
+        assert await school.is_learned(6, WITHIN_S) < DAWDLE_S
+        await asyncio.sleep(2 * DAWDLE_S)
+        assert slow.num_bytes, "it came in the end"
+        school.training.commit()
+        await school.is_learned(7, WITHIN_S)
+
+    learner = school.run(script)
+    assert slow.fired == 1
+    assert (learner.num_fetched, learner.num_replayed) == (8, 16)
+    assert not school.faults
 
 
 @pytest.mark.parametrize("num_others", [1, 3])

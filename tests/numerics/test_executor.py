@@ -292,11 +292,14 @@ async def test_a_tensor_that_does_not_fit_is_the_peers_fault(codec: str, change:
     await executor.compute(Work("backward", 1, 1, 0, 0), hidden(manifest, codec))
 
 
-async def test_huge_but_finite_values_are_no_fault() -> None:
-    manifest = manifest_of(1)
-    executor = await executor_of(manifest)
-    values = torch.full((2, 16, 32), 3e38)
-    assert (await executor.compute(Work("forward", 1, 1, 0, 0), encode(values, "f32"))).payload is not None
+async def test_values_whose_squares_overflow_are_the_peers_fault() -> None:
+    """What is computed from them would not be finite, and the blame would be ours; large ones are taken."""
+    executor = await executor_of(manifest_of(1))
+    shape = (2, 16, 32)
+    assert (await executor.compute(Work("forward", 1, 1, 0, 0), encode(torch.full(shape, 1e12), "f32"))).payload is not None
+    for value in (1e15, 1e38, -3.4e38):
+        with pytest.raises(PeerError, match="beyond reason"):
+            await executor.compute(Work("forward", 1, 1, 0, 1), encode(torch.full(shape, value), "f32"))
 
 
 @pytest.mark.parametrize("first", [-1, 10**9])

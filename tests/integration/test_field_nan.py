@@ -1,0 +1,71 @@
+"""FIELD-CASE 5, NaN from one peer: a learning rate of 1e30 on one node, weights whose bytes flipped to 0x7F, a peer that speaks
+the protocol and sends NaN, 1e38 or zeros.
+
+Survived: honest weights and losses stay finite, a line names the peer, it is dropped and the others go on. Zeros are wrong but
+plausible: see docs/assumptions.md. Bad values in single tensors: tests/numerics/test_executor.py, tests/unit/test_reduce.py.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from node.demo.process import NodeProcess
+from tests.integration.seen import says
+from tests.tools import saboteur
+from tests.tools.material import write_manifest
+from tests.tools.swarm import Swarm, swarm, wait_for
+
+pytestmark = pytest.mark.timeout(300)
+BEGINS = 4
+OTHERS = ("huge", "learning_rate", "flipped_weights")
+LIMIT_S = 75.0
+
+
+def launch(made: Swarm, kind: str, num_honest: int = 2) -> tuple[list[NodeProcess], NodeProcess]:
+    """(honest nodes, the first of which founds the run; their dishonest sibling at stage 1)."""
+    path = write_manifest(
+        made.folder,
+        max_steps=100_000,
+        num_block_stages=2,
+        start_replicas=1,
+        timing__heartbeat_s=0.5,
+        timing__first_microbatch_s=30,
+    )
+    first = made.start(path, "--stage", "0")
+    invite = made.running(first).invite
+    for number in range(num_honest):
+        made.running(made.join(invite, "--stage", "1", name=f"honest{number}"))
+    bad = saboteur.start(kind, BEGINS, "bad", ["join", invite, "--stage", "1"], made.folder / "bad")
+    made.nodes.append(bad)
+    made.running(bad)
+    made.join(invite, "--stage", "2", name="last")
+    return [node for node in made.nodes if node is not bad], bad
+
+
+def assert_finite(made: Swarm, nodes: list[NodeProcess]) -> None:
+    losses = [event["value"] for node in nodes for event in made.events(node, "loss")]
+    assert losses
+    assert all(math.isfinite(value) for value in losses), losses[-20:]
+
+
+def lost(made: Swarm, node: NodeProcess) -> list[str]:
+    peer = made.running(node).peer
+    return [event["reason"] for event in made.events(made.nodes[0], "lost") if event["peer"] == peer]
+
+
+@pytest.mark.parametrize("kind", ["nan", *(pytest.param(kind, marks=pytest.mark.full) for kind in OTHERS)])
+def test_who_sends_wrong_numbers_is_named_and_dropped(tmp_path: Path, kind: str) -> None:
+    with swarm(tmp_path) as made:
+        honest, bad = launch(made, kind)
+        wait_for("it is dropped", lambda: lost(made, bad), LIMIT_S, made.situation)
+        step = made.status(honest[0])["step"]
+        made.wait_step(step + 3, LIMIT_S)
+        assert_finite(made, honest)
+        for node in honest:
+            assert lost(made, node) == [], made.situation()
+            assert node.exit_code is None, made.situation()
+        assert says(honest[0], made.running(bad).peer[-8:]), made.situation()
+        print(f"{kind}: {lost(made, bad)}")

@@ -180,7 +180,7 @@ class _Node:
         run_id = manifest.run_id
         why = f"run {run_id} has begun and is not founded again (that takes a new --state-dir); waiting for one of its nodes"
         leases = await newcomer.peers(why, network.directory.redial)
-        network = await settle(network, newcomer, leases, manifest.local, self._screen.say)
+        network = await settle(network, newcomer, leases, manifest.local, self._clock, self._screen.say)
         lease.cancel()
         return network
 
@@ -210,7 +210,7 @@ class _Node:
             finally:
                 lease.cancel()
                 await newcomer.hide()
-        network = await settle(network, newcomer, leases, manifest.local, self._screen.say)
+        network = await settle(network, newcomer, leases, manifest.local, self._clock, self._screen.say)
         tokens = LazyTokens(manifest, self._blobs)
         if self._settings.stage == 0:
             await self._bringer(tokens, network).bring(network.directory.leases)

@@ -148,11 +148,11 @@ async def find_double(leases: Iterable[Lease], own: Lease, answers: Callable[[Le
     return None
 
 
-def double_start_error(identity: Identity, other: Lease) -> UnusableError:
-    """The one line for `find_double`."""
+def double_start_error(identity: Identity, address: str) -> UnusableError:
+    """The one line for another running node of the same identity, at HOST:PORT."""
     return UnusableError(
         BAD_USE,
-        f"the identity {identity.path} is in use by a running node at {other.address}: stop that one, "
+        f"the identity {identity.path} is in use by a running node at {address}: stop that one, "
         "or give this node a state directory of its own (--state-dir)",
     )
 

@@ -25,13 +25,13 @@ from node.limits import Limits
 from node.newcomer import Newcomer
 from node.own_ports import at_port
 from node.past import Past
-from node.ports import Clock, Lease, PayloadPool
+from node.ports import Clock, Lease, PayloadPool, UnusableError
 from node.reach import joined
 from node.reachable import Reachable
 from node.signals import Signals
 from node.state_store import DirectoryStore
 from node.whereabouts import Whereabouts
-from protocol.addresses import multiaddress, parse_host_port
+from protocol.addresses import multiaddress, parse_host_port, parse_multiaddress
 from protocol.ids import Member
 from protocol.messages import Contact
 
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from node.transport.fetch import Asker
     from node.transport.grpc_transport import GrpcTransport
 
-CLOSE_S = 4.0
+CANNOT_REACH = 3
+CLOSE_S, PROBE_S = 4.0, 5.0
 CHUNK_BYTES = 1 << 20
 """Of streams until the run says its own."""
 log = logging.getLogger(__name__)
@@ -107,6 +108,7 @@ class Opening:
         from node.transport.fetch import Asker
         from node.transport.tls import Tls
 
+        await _refuse_own_invite(home, run)
         http = await self._open_http()
         stack.callback(http.close)
         guests = Guests(home.member.peer, self.clock)
@@ -195,16 +197,41 @@ class Opening:
 
         double = await find_double(await network.directory.leases(), own, is_another)
         if double:
-            raise double_start_error(home.identity, double)
+            raise double_start_error(home.identity, double.address)
+
+
+async def _refuse_own_invite(home: Home, run: Run) -> None:
+    """An invite to this very peer leads nowhere: the directory does not dial itself, and another life of it is not us."""
+    addresses = [parse_multiaddress(text) for text in run.initial_peers]
+    if not addresses or run.past.peers() or any(address.peer != home.member.peer for address in addresses):
+        return
+    for address in addresses:
+        where = joined(address.host, address.port)
+        if await _somebody_listens(address.host, address.port):
+            raise double_start_error(home.identity, where)
+    raise UnusableError(
+        CANNOT_REACH,
+        "the invite leads to this very node, and no other is known: ask a running one for a fresh one (`regrow invite`)",
+    )
+
+
+async def _somebody_listens(host: str, port: int) -> bool:
+    try:
+        async with asyncio.timeout(PROBE_S):
+            _, writer = await asyncio.open_connection(host, port)
+    except OSError:  # a timeout is one
+        return False
+    writer.transport.abort()
+    return True
 
 
 async def settle(
-    network: Network, newcomer: Newcomer, leases: list[Lease], is_local: bool, say: Callable[[str], None]
+    network: Network, newcomer: Newcomer, leases: list[Lease], is_local: bool, clock: Clock, say: Callable[[str], None]
 ) -> Network:
     """The manifest is known: where peers reach this node is found and proven, before it wishes for a stage."""
     where, directory = network.where.in_run(is_local), network.directory
     ports = (parse_host_port(network.transport.address)[1], directory.port)
-    reachable = Reachable(network.asker, newcomer.move, say, SystemRandom(), *ports, where.is_near)
+    reachable = Reachable(network.asker, newcomer.move, say, SystemRandom(), clock, *ports, where.is_near)
     address = await reachable.settle(where.told, [Contact(lease.peer, lease.address) for lease in leases])
     if directory.is_quiet:
         await directory.announce(where.dht(address))

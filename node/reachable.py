@@ -7,12 +7,14 @@ is not.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
-from node.ports import PeerError, UnusableError
+from node.dial_back import PAUSE_S
+from node.ports import Clock, PeerError, UnusableError
 from node.reach import is_private, joined
 from node.transport.config import DialBackAnswer
 from protocol.addresses import parse_host_port
@@ -37,6 +39,7 @@ class Reachable:
     show: Callable[[str], Awaitable[None]]
     say: Callable[[str], None]
     rng: Random
+    clock: Clock
     grpc_port: int
     dht_port: int
     is_lan: bool = False
@@ -49,7 +52,9 @@ class Reachable:
         where no peer could try. Raises `UnusableError(3)` where peers tried and none got through."""
         asked = self.rng.sample(list(peers), min(MAX_ASKED, len(peers)))
         choices = [address] if address else await self._seen_at(asked)
-        for choice in choices:
+        for number, choice in enumerate(choices):
+            if number:
+                await self.clock.sleep(PAUSE_S)  # nobody is dialled more often
             await self.show(choice)
             if await self._is_reached(choice, asked):
                 self.say(f"peers reach this node at {choice}")
@@ -60,8 +65,8 @@ class Reachable:
         return choices[-1]
 
     async def _seen_at(self, peers: Sequence[Contact]) -> list[str]:
-        """Addresses at which peers see this node, each once."""
-        seen: dict[str, None] = {}
+        """Addresses at which peers see this node, that of most of them first."""
+        seen: Counter[str] = Counter()
         for peer in peers:
             try:
                 host = (await self.asks.dial_back(peer, "")).seen_host
@@ -69,10 +74,10 @@ class Reachable:
                 self.say(f"peer {peer.peer[-8:]} does not tell from where it is called: {error.reason}")
                 continue
             if host and (self.is_lan or not is_private(host)):
-                seen[joined(host, self.grpc_port)] = None
+                seen[joined(host, self.grpc_port)] += 1
             elif host:
                 self._failures[f"peer {peer.peer[-8:]} sees it at the private address {host}"] = None
-        return list(seen)
+        return [address for address, _ in seen.most_common()]
 
     async def _is_reached(self, address: str, peers: Sequence[Contact]) -> bool:
         self.say(f"asking peers whether they reach this node at {address}")

@@ -27,7 +27,7 @@ class Whereabouts:
     def guess(cls, settings: NodeSettings, bound: str, towards: tuple[str, ...], is_local: bool = False) -> Whereabouts:
         """`bound`: where the server listens; `towards`: peers' addresses, of an invite, say. `is_local`: as in the manifest."""
         address = settings.announce or announced(bound, towards)
-        is_here = bool(towards) and all(is_mine(host_of(text)) for text in towards)
+        is_here = bool(towards) and all(is_private(host_of(text)) and is_mine(host_of(text)) for text in towards)
         return cls(settings, address, settings.lan or is_local or is_here)
 
     def in_run(self, is_local: bool) -> Whereabouts:

@@ -47,20 +47,13 @@ class NodeProcess:
         state_dir: Path,
         environment: Mapping[str, str] | None = None,
         program: str = "node.demo.child",
+        own_ports: bool = True,
     ) -> NodeProcess:
-        """`regrow ARGS... --json` on loopback with any ports and this state directory, where ARGS do not say otherwise."""
+        """`regrow ARGS... --json` on loopback with this state directory and, unless ARGS say otherwise, any ports; without
+        `own_ports` ARGS alone say where."""
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        own = [
-            "--json",
-            "--listen",
-            "127.0.0.1:0",
-            "--dht-port",
-            "0",
-            "--metrics",
-            "127.0.0.1:0",
-            "--state-dir",
-            str(state_dir),
-        ]
+        ports = ["--listen", "127.0.0.1:0", "--dht-port", "0", "--metrics", "127.0.0.1:0"] if own_ports else []
+        own = ["--json", "--state-dir", str(state_dir), *ports]
         command = [sys.executable, "-m", program, str(os.getpid()), *args[:1], *own, *args[1:]]
         # One thread each: spinning OpenMP threads of several processes starve each other.
         surroundings = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}

@@ -22,6 +22,7 @@ from grpc import aio
 from node.certificates import papers_of, stamp
 from node.ports import PeerError
 from node.transport.channel import SERVER_OPTIONS
+from node.transport.config import DialBackAnswer
 from node.transport.fetch import describe
 from node.transport.tls import PIN_S
 from tests.conformance.tls_world import (
@@ -93,6 +94,30 @@ async def test_the_library_for_a_peer_without_a_node_of_its_own(world: TlsWorld)
     asker = world.asker(3)
     assert await asker.blob(contact(a), DIGEST, 100) == FILE
     assert await asker.is_there(world.leases[a.name])
+
+
+@on_tls
+async def test_a_peer_dials_back_to_the_address_in_the_callers_lease(world: TlsWorld) -> None:
+    """Reached is who answers there with the caller's own key; nobody else, and no other address, is dialled."""
+    a, b = await two(world)
+    asker = world.asker(0)
+    here, there = a.transport.address, b.transport.address
+    assert await asker.dial_back(contact(b), here) == DialBackAnswer(True, True, "", "127.0.0.1")
+    assert "once in" in (await asker.dial_back(contact(b), here)).sentence
+    world.back.clear()  # another answerer, who has dialled nobody yet
+    elsewhere = await asker.dial_back(contact(b), "127.0.0.1:1")
+    assert (elsewhere.dialled, "own lease" in elsewhere.sentence) == (False, True)
+    world.back.clear()
+    world.publish(a.name, there)
+    impostor = await asker.dial_back(contact(b), there)
+    assert (impostor.dialled, impostor.reached) == (True, False)
+    assert "is another peer" in impostor.sentence
+    world.back.clear()
+    world.publish(a.name)
+    nobody = await asker.dial_back(contact(b), "127.0.0.1:1")
+    assert (nobody.dialled, nobody.reached) == (True, False)
+    assert "127.0.0.1:1" in nobody.sentence
+    assert (await asker.dial_back(contact(b), "")).seen_host == "127.0.0.1"
 
 
 @pytest.mark.parametrize("rpc", RPCS)

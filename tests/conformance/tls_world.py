@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from random import Random
 from typing import Any
@@ -19,6 +19,7 @@ from grpc import aio
 
 from node.certificates import SERVER_NAME, Papers, papers_of
 from node.clock import SystemClock
+from node.dial_back import DialBack
 from node.guests import Guests
 from node.identity import peer_id_of
 from node.payloads import HandlePool
@@ -26,7 +27,18 @@ from node.ports import Lease
 from node.transport import swarm_pb2 as pb
 from node.transport import swarm_pb2_grpc
 from node.transport.channel import CHANNEL_OPTIONS
-from node.transport.config import BlobRequest, Closing, FetchRequest, HeldStage, Hello, Hooks, Lane, Library, TransportConfig
+from node.transport.config import (
+    BlobRequest,
+    Closing,
+    DialBackAnswer,
+    FetchRequest,
+    HeldStage,
+    Hello,
+    Hooks,
+    Lane,
+    Library,
+    TransportConfig,
+)
 from node.transport.fetch import Asker
 from node.transport.frames import decode_answer, encode_hello
 from node.transport.grpc_transport import GrpcTransport
@@ -74,11 +86,15 @@ class TlsWorld(GrpcWorld):
         super().__init__(group, seed)
         self.leases: dict[str, Lease] = {}
         self.unleased: set[str] = set()
+        self.back: dict[str, DialBack] = {}
         self._number = {peer(number): number for number in range(4)}
 
     async def settle(self) -> None:
         """The last closer: tasks that gRPC made for a stranger's refused call end a little later than the call."""
         await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+
+    async def _claims(self, peer: str, address: str) -> bool:
+        return peer in self.leases and self.leases[peer].address == address
 
     async def read(self) -> list[Lease]:
         return list(self.leases.values())
@@ -89,8 +105,15 @@ class TlsWorld(GrpcWorld):
         return Tls(papers(self._number[name]), guests.admits)
 
     async def start(self, config: TransportConfig, pool: HandlePool, hooks: Hooks) -> GrpcTransport:
-        security = self.security(config.peer)
-        transport = await GrpcTransport.start(config, pool, self.group, self.rng, LIBRARY, hooks, security)
+        security, me = self.security(config.peer), config.peer
+
+        async def dial_back(caller: str, address: str, seen_host: str) -> DialBackAnswer:
+            if me not in self.back:
+                self.back[me] = DialBack(self._claims, Asker(security).prove, SystemClock())
+            return await self.back[me].answer(caller, address, seen_host)
+
+        library = replace(LIBRARY, dial_back=dial_back)
+        transport = await GrpcTransport.start(config, pool, self.group, self.rng, library, hooks, security)
         if config.peer not in self.unleased:
             self.publish(config.peer, transport.address)
         return transport

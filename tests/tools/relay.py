@@ -70,10 +70,11 @@ class Counts:
 class Relay:
     """Made by `relay`. Its methods may be called from any thread but its own."""
 
-    def __init__(self, target: str) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=MAX_CONNECTIONS)
+    def __init__(self, target: str, listen: str = "127.0.0.1:0") -> None:
+        host, port = parse_host_port(listen)
+        self._listener = socket.create_server((host, port), backlog=MAX_CONNECTIONS)
         self._listener.setblocking(False)
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.address = f"{host}:{self._listener.getsockname()[1]}"
         self.target = target
         self._faults, self._counts = Faults(), Counts()
         self._connections: set[_Connection] = set()
@@ -326,9 +327,9 @@ def _close(sock: socket.socket, *, abruptly: bool) -> None:
 
 
 @contextmanager
-def relay(target: str = "") -> Iterator[Relay]:
-    """A relay on a free port of 127.0.0.1 to `target` (HOST:PORT; '' until `aim` is called: nobody is there)."""
-    made = Relay(target)
+def relay(target: str = "", listen: str = "127.0.0.1:0") -> Iterator[Relay]:
+    """A relay to `target` (HOST:PORT; '' until `aim` is called: nobody is there)."""
+    made = Relay(target, listen)
     made.open()
     try:
         yield made

@@ -162,3 +162,17 @@ def test_before_the_directory_is_open_nobody_waits() -> None:
         assert not await Guests("me", VirtualClock()).admits("a")
 
     run_virtual(main())
+
+
+@virtual
+async def test_a_claimed_address_is_that_of_the_newest_lease(guests: Guests, directory: Directory) -> None:
+    directory.held["a"] = replace(lease("a"), address="8.8.4.4:1")
+    assert await guests.claims("a", "8.8.4.4:1")
+    assert len(directory.readings) == 1
+    directory.held["a"] = replace(lease("a"), address="8.8.4.4:2")
+    assert await guests.claims("a", "8.8.4.4:2"), "it moved: the directory is read again"
+    assert not await guests.claims("a", "8.8.4.4:1")
+    directory.held["a"] = replace(lease("a", leaving=True), address="8.8.4.4:2")
+    assert not await guests.claims("b", "8.8.4.4:2")
+    assert not await guests.claims("a", "8.8.4.4:2")
+    assert all(later - sooner >= PAUSE_S for sooner, later in pairwise(directory.readings))

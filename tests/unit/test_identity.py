@@ -167,6 +167,6 @@ async def test_the_same_identity_elsewhere(tmp_path: Path) -> None:
         assert await find_double([other], OWN, silent) is None, "left behind by an earlier life"
     for harmless in (replace(elsewhere, leaving=True), replace(elsewhere, peer="QmYou"), replace(OWN, incarnation=2), OWN):
         assert await find_double([harmless], OWN, answers) is None
-    sentence = str(double_start_error(load_or_create(tmp_path), elsewhere))
+    sentence = str(double_start_error(load_or_create(tmp_path), elsewhere.address))
     assert IDENTITY_FILE in sentence
     assert "127.0.0.1:2000" in sentence

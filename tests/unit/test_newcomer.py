@@ -144,3 +144,39 @@ def test_it_waits_for_a_peer_for_as_long_as_it_takes() -> None:
 
 async def _now() -> float:
     return VirtualClock().monotonic()
+
+
+def test_it_moves_while_it_is_shown() -> None:
+    async def main() -> None:
+        world = World({})
+        async with asyncio.TaskGroup() as group:
+            shown = group.create_task(world.newcomer.show())
+            await world.clock.sleep(1.0)
+            await world.newcomer.move("8.8.4.4:1")
+            looker = MemoryDirectory(world.dht, "looker", MANIFEST.digest)
+            assert [lease.address for lease in await looker.leases()] == ["8.8.4.4:1"]
+            await world.clock.sleep(3 * LEASE_S)
+            assert [lease.address for lease in await looker.leases()] == ["8.8.4.4:1"], "renewed"
+            shown.cancel()
+
+    run_virtual(main())
+
+
+def test_whoever_comes_back_waits_for_anybody_and_looks_around_meanwhile() -> None:
+    async def main() -> None:
+        world, looks = World({}), list[float]()
+
+        async def look() -> None:
+            looks.append(world.clock.monotonic())
+            if len(looks) == 3:
+                await world.publish("a")
+
+        async with asyncio.TaskGroup() as group:
+            shown = group.create_task(world.newcomer.show())
+            found = await world.newcomer.peers("waiting for one of its nodes", look)
+            shown.cancel()
+        assert [lease.peer for lease in found] == ["a"]
+        assert len(looks) == 3
+        assert set(world.said) == {"waiting for one of its nodes"}
+
+    run_virtual(main())

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 import pytest
 
+from node.dial_back import PAUSE_S
 from node.ports import PeerError, UnusableError
 from node.reachable import MAX_ASKED, Reachable
+from node.sim.loop import VirtualClock, run_virtual
 from node.transport.config import DialBackAnswer
 from protocol.messages import Contact
 
@@ -37,13 +39,28 @@ def sees(host: str) -> Answer:
     return lambda address: DialBackAnswer(bool(address), address == "8.8.4.4:28480", "not there", host)
 
 
+def patient(host: str, clock: VirtualClock) -> Answer:
+    """As a real peer: it dials once in a while."""
+    dialled_at: list[float] = []
+
+    def answer(address: str) -> DialBackAnswer:
+        if not address:
+            return DialBackAnswer(False, False, "", host)
+        if dialled_at and clock.monotonic() - dialled_at[-1] < PAUSE_S:
+            return DialBackAnswer(False, False, "once in 5 s", host)
+        dialled_at.append(clock.monotonic())
+        return DialBackAnswer(True, address == "8.8.4.4:28480", "not there", host)
+
+    return answer
+
+
 class World:
     def __init__(self, *answers: Answer, is_lan: bool = False) -> None:
         self.answers = {f"peer-{n}": answer for n, answer in enumerate(answers)}
         self.asked: list[str] = []
         self.shown: list[str] = []
         self.said: list[str] = []
-        self.reachable = Reachable(self, self._show, self.said.append, Random(1), 28480, 28481, is_lan)
+        self.reachable = Reachable(self, self._show, self.said.append, Random(1), VirtualClock(), 28480, 28481, is_lan)
 
     async def dial_back(self, peer: Contact, own: str) -> DialBackAnswer:
         assert not own or own == self.shown[-1], "the lease says so before a peer is asked"
@@ -54,7 +71,7 @@ class World:
         self.shown.append(address)
 
     def settle(self, address: str) -> str:
-        return asyncio.run(self.reachable.settle(address, [Contact(peer, "1.1.1.1:1") for peer in self.answers]))
+        return run_virtual(self.reachable.settle(address, [Contact(peer, "1.1.1.1:1") for peer in self.answers]))
 
     def refusal(self, address: str) -> str:
         with pytest.raises(UnusableError) as caught:
@@ -92,9 +109,18 @@ def test_behind_a_router_peers_tell_the_address() -> None:
     assert world.shown == [HERE]
 
 
-def test_a_peer_that_tells_nonsense_is_outvoted() -> None:
-    world = World(sees("9.9.9.9"), sees("8.8.4.4"))
+@pytest.mark.parametrize("seed", range(4))
+def test_a_peer_that_tells_nonsense_changes_nothing(seed: int) -> None:
+    clock = VirtualClock()
+    world = World(patient("9.9.9.9", clock), patient("8.8.4.4", clock))
+    world.reachable = replace(world.reachable, rng=Random(seed), clock=clock)
     assert world.settle("") == HERE
+
+
+def test_what_most_peers_see_is_tried_first() -> None:
+    world = World(sees("9.9.9.9"), sees("8.8.4.4"), sees("8.8.4.4"))
+    assert world.settle("") == HERE
+    assert world.shown == [HERE]
 
 
 def test_behind_a_router_that_does_not_forward() -> None:

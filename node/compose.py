@@ -354,7 +354,7 @@ class _Node:
         why = "asked for" if stages else "the swarm decides"
         device = describe(settings.device, settings.threads)
         who = Introduction(manifest.run_id, settings.name, home.member.peer, device, stages, why, manifest.local)
-        self._screen.contribution = Contribution(manifest, home.member.peer)
+        self._screen.contribution = self._desk.contribution = Contribution(manifest, home.member.peer)
         self._screen.introduce(who, manifest.last_step)
         running = Running(
             pid=os.getpid(),

@@ -41,6 +41,10 @@ class Contribution:
         stage's parameters. None before the first commit."""
         return self._own_work / self._all_work if self._all_work else None
 
+    def as_json(self) -> dict[str, Any]:
+        """For `/status`; `share` is null before the first commit."""
+        return {"steps": self.steps, "tokens": self.tokens, "first_step": self.first_step or None, "share": self.share}
+
     def committed(self, fields: Mapping[str, Any]) -> bool:
         """One `committed` note. Whether it is the first one that this node had a part in."""
         stage, step = int(fields["stage"]), int(fields["step"])

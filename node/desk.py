@@ -6,6 +6,7 @@ import json
 import os
 from typing import Any
 
+from node.contribution import Contribution
 from node.http import HttpSources, Weights
 from node.keys import order_verifier
 from node.metrics import Metrics
@@ -33,6 +34,8 @@ class Desk:
         self._directory: Directory | None = None
         self._transport: GrpcTransport | None = None
         self._published_at: float | None = None
+        self.contribution: Contribution | None = None
+        """Set once the run is known."""
 
     def sources(self) -> HttpSources:
         """For the HTTP server."""
@@ -51,7 +54,8 @@ class Desk:
         """The object of `/status`."""
         if self._state is None:
             return {"pid": os.getpid(), "phase": "starting", "sentence": "starting", "seats": [], "view": []}
-        return self._state.snapshot(self._clock.monotonic()) | {"pid": os.getpid()}
+        own = self.contribution.as_json() if self.contribution else None
+        return self._state.snapshot(self._clock.monotonic()) | {"pid": os.getpid(), "contribution": own}
 
     def invite(self) -> str:
         """A fresh invite with this node's addresses in front."""

@@ -214,7 +214,8 @@ class Screen:
         if p.last_loss is not None:
             parts.append(f"loss {p.last_loss:.3f}")
         if done is not None and done.share is not None:
-            parts += [f"{done.steps:,} steps and {done.tokens:,} tokens computed here", f"{done.share:.0%} of the swarm's work"]
+            steps = "1 step" if done.steps == 1 else f"{done.steps:,} steps"
+            parts += [f"{steps} and {done.tokens:,} tokens computed here", f"{done.share:.0%} of the swarm's work"]
         parts.append(f"up {duration(self.uptime_s)}")
         parts.append(f"{human_bytes(received)} received, {human_bytes(sent)} sent")
         self.line("ended: " + ", ".join(parts) + (f"; altogether {kept}" if kept else ""))

@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from protocol.manifest import Manifest
-from protocol.sizes import Traffic, fits, human_bytes, join_bytes, need_bytes, state_bytes, step_traffic
+from protocol.sizes import (
+    Traffic,
+    fits,
+    human_bytes,
+    join_bytes,
+    need_bytes,
+    state_bytes,
+    step_traffic,
+    working_parameters,
+)
 
 HOUR_S = 3600.0
 
@@ -46,20 +55,20 @@ class Forecast:
 
 
 def likely_stage(manifest: Manifest, held: Mapping[int, int], memory_bytes: int, wished: int = -1) -> Choice:
-    """What a newcomer would most likely get. `held`: replicas by stage; a stage without one comes first, then those with the
-    fewest, of those that fit into its memory."""
+    """What a newcomer would most likely get, of the stages that fit into its memory: one that nobody holds, else the one whose
+    replicas together are slowest. `held`: replicas by stage; their speeds are not known here, all machines count as equal."""
     stages = range(manifest.num_stages) if wished < 0 else (wished,)
     fitting = [s for s in stages if fits(manifest, s, memory_bytes, held.get(s, 0) + 1)]
     if not fitting:
         return _nothing_fits(manifest, held, memory_bytes, wished)
-    stage = min(fitting, key=lambda s: (held.get(s, 0), s))
+    stage = min(fitting, key=lambda s: (held.get(s, 0) / working_parameters(manifest, s), s))
     count = held.get(stage, 0)
     if wished >= 0:
         return Choice(stage, "it was asked for")
     if not count:
         return Choice(stage, "nobody holds it")
     among = "" if len(fitting) == len(stages) else " of those that fit into the memory here"
-    return Choice(stage, f"it has the fewest replicas{among}, {count}")
+    return Choice(stage, f"with {count} replica{'' if count == 1 else 's'} it is likely the slowest{among}")
 
 
 def _nothing_fits(manifest: Manifest, held: Mapping[int, int], memory_bytes: int, wished: int) -> Choice:

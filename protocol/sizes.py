@@ -45,6 +45,11 @@ def stage_parameters(manifest: Manifest, stage: int) -> int:
     return len(manifest.blocks_of(stage)) * block
 
 
+def working_parameters(manifest: Manifest, stage: int) -> int:
+    """Parameters that each token is multiplied with: all of a block stage, the head of stage 0. Time goes with them."""
+    return stage_parameters(manifest, stage) if stage else manifest.model.vocab_size * manifest.model.hidden_size
+
+
 def model_parameters(manifest: Manifest) -> int:
     """Number of parameters of the whole model."""
     return sum(stage_parameters(manifest, stage) for stage in range(manifest.num_stages))

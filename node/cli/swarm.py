@@ -75,7 +75,19 @@ def _show(found: list[Found]) -> None:
         )
         if best.get("sentence"):
             console.print(printable(best["sentence"]), markup=False)
+    if len(found) == 1 and (line := _own_part(told[0] if told else {})):
+        console.print(line, markup=False)
     console.print(_table(found))
+
+
+def _own_part(status: dict[str, Any]) -> str:
+    """Is my node working, and is it counted?"""
+    match status.get("contribution"):
+        case {"steps": int(steps), "tokens": int(tokens), "share": float(share)}:
+            return f"this node: part in {steps:,} steps, {tokens:,} tokens computed, {share:.0%} of the swarm's work"
+        case {}:
+            return "this node: nothing that counts yet"
+    return ""
 
 
 def _table(found: list[Found]) -> Table:

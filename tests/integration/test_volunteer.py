@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from node.demo.process import STDERR_FILE, NodeProcess
 from node.manifest_file import load
 from protocol.manifest import Manifest
 from protocol.sizes import need_bytes
@@ -83,3 +85,41 @@ def test_a_dry_run_on_a_machine_that_is_too_small(made: Swarm, tmp_path: Path) -
     assert "stage: none: even the smallest stage" in ended.out
     assert "regrow: this run has no stage for this machine: " in ended.err
     assert " and the node may use 100 MB; see --memory-limit" in ended.err
+
+
+def said(node: NodeProcess) -> str:
+    return (node.state_dir / STDERR_FILE).read_text(errors="replace")
+
+
+@pytest.mark.full
+def test_a_volunteer_comes_goes_and_comes_back(made: Swarm) -> None:
+    """What a first and a second visit to a running swarm show, in order."""
+    invite = made.running(made.nodes[0]).invite
+    node = made.join(invite, name="visitor")
+    wait_for("its work counts", lambda: "training since step" in said(node), LIMIT_S, made.situation)
+    told = made.status(node)["contribution"]
+    assert told["steps"] >= 1 and told["tokens"] > 0 and 0 < told["share"] < 1
+    node.send(signal.SIGINT)
+    wait_for("it has left", lambda: node.exit_code is not None, LIMIT_S, made.situation)
+    assert node.exit_code == 0
+    shown = said(node)
+    in_order = (
+        r"entering the directory",
+        r"run: test-",
+        r"device: cpu, 1 thread",
+        r"stage: none yet \(the swarm decides\)",
+        r"the run gives this node stage [01]: [12] others? holds? it",
+        r"copying stage [01]: \d+ kB to download",
+        r"stage [01] is here as of step \d+: \d+ kB from \d peers? in ",
+        r"training since step \d+: this node's work is in the run's weights",
+        r"ended: step \d+, loss \d\.\d+, \d+ steps? and [\d,]+ tokens computed here, \d+% of the swarm's work, up \d+s, ",
+    )
+    found = re.search(".*".join(in_order), shown, re.DOTALL)
+    assert found, shown
+    again = made.join(invite, name="visitor")
+    wait_for("it is up again", again.check_ready, LIMIT_S, made.situation)
+    assert re.search(r"^welcome back: \d+ steps? and [\d,]+ tokens in 1 start, up \d+s so far$", said(again), re.MULTILINE)
+    assert made.running(again).peer == made.running(node).peer
+    again.send(signal.SIGINT)
+    wait_for("it has left", lambda: again.exit_code is not None, LIMIT_S, made.situation)
+    assert re.search(r"^ended: .*; altogether .* in 2 starts, up \d+s$", said(again), re.MULTILINE), said(again)

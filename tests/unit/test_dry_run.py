@@ -88,7 +88,7 @@ def test_what_is_told() -> None:
     rows = dict(found.rows())
     assert list(rows) == ["run", "model", "stage", "memory", "disk", "download", "traffic"]
     assert rows["run"].endswith("step 7 of 10, 3 peers")
-    assert rows["stage"] == "0 (it has the fewest replicas, 1)"
+    assert rows["stage"] == "0 (with 1 replica it is likely the slowest)"
     assert rows["memory"] == "about 537 MB needed; this node may use 8.0 GB"
     assert rows["disk"] == "2.1 MB needed; 1.0 TB free"
     assert rows["traffic"].endswith(" out per hour at the present 1.5 s a step")

@@ -119,7 +119,10 @@ ALL = dict.fromkeys(range(5), 1)
     [
         ({}, -1, 0, "nobody holds it"),
         (ALL | {3: 0}, -1, 3, "nobody holds it"),
-        (ALL | {0: 2, 1: 2}, -1, 2, "it has the fewest replicas, 1"),
+        (ALL | {0: 2, 1: 2}, -1, 2, "with 1 replica it is likely the slowest"),
+        (ALL, -1, 1, "with 1 replica it is likely the slowest"),
+        ({0: 1, 1: 2, 2: 2, 3: 2, 4: 2}, -1, 0, "with 1 replica it is likely the slowest"),
+        ({0: 2, 1: 3, 2: 3, 3: 2, 4: 3}, -1, 3, "with 2 replicas it is likely the slowest"),
         (ALL, 4, 4, "it was asked for"),
     ],
 )
@@ -134,7 +137,7 @@ def test_only_stages_that_fit() -> None:
     room = need_bytes(m, 0, 2)
     assert room < need_bytes(m, 1, 2)
     found = likely_stage(m, held | {0: 5}, need_bytes(m, 0, 6))
-    assert (found.stage, found.why) == (0, "it has the fewest replicas of those that fit into the memory here, 5")
+    assert (found.stage, found.why) == (0, "with 5 replicas it is likely the slowest of those that fit into the memory here")
     assert likely_stage(m, held, room - 1).stage == -1
     said = likely_stage(m, held, 10**9).why
     assert said.startswith("even the smallest stage, 0, needs ") and said.endswith(" and the node may use 1.0 GB")
@@ -144,8 +147,9 @@ def test_only_stages_that_fit() -> None:
 def test_a_forecast() -> None:
     m = manifest_of("tiny")
     told = forecast(m, ALL, Machine(0, 0, has_tokens=False), step_s=2.0)
-    assert (told.choice.stage, told.replicas, told.disk_bytes) == (0, 2, 4_000_000)
-    assert told.step == step_traffic(m, 0, 2)
+    assert (told.choice.stage, told.replicas, told.disk_bytes) == (1, 2, 0)
+    assert told.step == step_traffic(m, 1, 2)
+    assert forecast(m, ALL, Machine(0, 0, has_tokens=False), wished=0).disk_bytes == 4_000_000
     assert told.hour.bytes_in == 1800 * told.step.bytes_in
     assert forecast(m, ALL, Machine(0, 0, has_tokens=True)).hour == Traffic(0, 0)
     small = forecast(m, ALL, Machine(1 << 20, 0, has_tokens=True))

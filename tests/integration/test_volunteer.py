@@ -18,7 +18,7 @@ from tests.tools.command import regrow
 from tests.tools.material import write_manifest
 from tests.tools.swarm import Swarm, swarm, wait_for
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(120)]
 LIMIT_S = 60.0
 
 
@@ -76,7 +76,6 @@ def test_a_dry_run_tells_and_claims_nothing(made: Swarm, manifest: Manifest, tmp
     assert len(seated) in (3, 4), "somebody was seated"
 
 
-@pytest.mark.full
 def test_a_dry_run_on_a_machine_that_is_too_small(made: Swarm, tmp_path: Path) -> None:
     invite = made.running(made.nodes[0]).invite
     flags = ("--listen", "127.0.0.1:0", "--dht-port", "0", "--metrics", "127.0.0.1:0", "--state-dir", tmp_path / "state")
@@ -91,7 +90,6 @@ def said(node: NodeProcess) -> str:
     return (node.state_dir / STDERR_FILE).read_text(errors="replace")
 
 
-@pytest.mark.full
 def test_a_volunteer_comes_goes_and_comes_back(made: Swarm) -> None:
     """What a first and a second visit to a running swarm show, in order."""
     invite = made.running(made.nodes[0]).invite

@@ -78,7 +78,7 @@ def test_a_swarm_whose_pace_cannot_be_learned() -> None:
 
 def report(machine: Machine, step_s: float = 0.0, step: int = 7) -> Report:
     manifest = a_manifest()
-    seen = Survey(3, {0: 1, 1: 2, 2: 1}, step, None)
+    seen = Survey(3, {0: 1, 1: 4, 2: 4}, step, None)
     return Report(manifest, seen, machine, forecast(manifest, seen.held, machine, step_s))
 
 

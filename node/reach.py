@@ -7,19 +7,21 @@ import socket
 
 from protocol.addresses import parse_host_port, parse_multiaddress
 
-SOMEWHERE = "192.0.2.1"
-"""A documentation address: asking for the way there sends nothing."""
-LOOPBACK = "127.0.0.1"
+SOMEWHERE = ("192.0.2.1", "2001:db8::1")
+"""Documentation addresses: asking for the way there sends nothing."""
 
 
 def announced(bound: str, towards: tuple[str, ...]) -> str:
     """HOST:PORT to announce for a socket bound to `bound`: itself, unless it is bound to all interfaces; then the address of
-    the interface on the way to the first of the multiaddresses `towards` (else to the outside; else loopback)."""
+    the interface, of the same IP version, on the way to the first of the multiaddresses `towards` (else to the outside; else
+    loopback)."""
     host, port = parse_host_port(bound)
     if not _is_unspecified(host):
         return bound
-    targets = [parse_multiaddress(text).host for text in towards] or [SOMEWHERE]
-    return joined(next(filter(None, map(_source_address, targets)), LOOPBACK), port)
+    loopback, family = ("::1", socket.AF_INET6) if ":" in host else ("127.0.0.1", socket.AF_INET)
+    targets = [*(parse_multiaddress(text).host for text in towards), *SOMEWHERE]
+    found = (_source_address(target, family) for target in targets)
+    return joined(next(filter(None, found), loopback), port)
 
 
 def is_private(host: str) -> bool:
@@ -36,7 +38,7 @@ def is_private(host: str) -> bool:
 
 def is_mine(host: str) -> bool:
     """Whether this IP address is one of this machine's own."""
-    return _source_address(host) == host
+    return _source_address(host, socket.AF_INET6 if ":" in host else socket.AF_INET) == host
 
 
 def joined(host: str, port: int) -> str:
@@ -56,12 +58,10 @@ def _is_unspecified(host: str) -> bool:
         return False
 
 
-def _source_address(target: str) -> str | None:
-    for family in (socket.AF_INET, socket.AF_INET6):
+def _source_address(target: str, family: socket.AddressFamily) -> str | None:
+    try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            try:
-                probe.connect((target, 9))
-                return str(probe.getsockname()[0])
-            except OSError:
-                continue
-    return None
+            probe.connect((target, 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None

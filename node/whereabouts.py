@@ -60,11 +60,12 @@ class Whereabouts:
 
     def for_founder(self, dht_port: int) -> str:
         """HOST:PORT for the lease of whoever has no peer to ask. Raises `UnusableError(3)` where that is a private one."""
+        directory = f"TCP port {dht_port} (directory)" if dht_port else "the directory's port (--dht-port)"
         if not self.told:
             raise UnusableError(
                 CANNOT_BE_REACHED,
                 f"this machine knows only the private address {self.address} of itself, and the run is public: give --announce"
-                f" HOST:PORT that everybody reaches, and let it and TCP port {dht_port} (directory) through, on a router too;"
+                f" HOST:PORT that everybody reaches, and let it and {directory} through, on a router too;"
                 " or give --lan if all nodes are in one network, or `local: true` in the manifest if all are on this machine",
             )
         return self.told

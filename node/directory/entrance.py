@@ -22,6 +22,7 @@ PROBE_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 10.0
 ROUND_PAUSE_S = 1.0
 SHOWN = 3
+MAX_SAID = 256
 _log = logging.getLogger(__name__)
 
 
@@ -53,6 +54,8 @@ class Entrance:
     patience_s: float
     answer_timeout_s: float = ANSWER_TIMEOUT_S
     attempts: list[Attempt] = field(default_factory=list)
+    _said: dict[str, str] = field(default_factory=dict)
+    """Why an address did not work, when that was last said: the same once, however often it is dialled again."""
 
     async def enter(self, node: Any, texts: Sequence[str]) -> None:
         """Returns when one peer has let us in; at once if `texts` names none but ourselves.
@@ -84,11 +87,18 @@ class Entrance:
         try:
             await self._introduce(node, attempt.address)
         except NoEntrance as error:
-            if error.reason not in ("", attempt.reason):
+            if error.reason not in ("", self._said.get(attempt.text)):
+                self._note(attempt.text, error.reason)
                 _log.warning("cannot enter the directory by %s: %s", attempt.text, error.reason)
             attempt.reason, attempt.final = error.reason or attempt.reason, error.final
             return False
+        self._said.pop(attempt.text, None)
         return True
+
+    def _note(self, text: str, reason: str) -> None:
+        self._said[text] = reason
+        while len(self._said) > MAX_SAID:
+            del self._said[next(iter(self._said))]
 
     async def _introduce(self, node: Any, address: Multiaddress) -> None:
         await _probe(address, min(PROBE_TIMEOUT_S, self.answer_timeout_s))

@@ -12,6 +12,7 @@ from protocol.addresses import parse_multiaddress
 from protocol.invite import parse
 from tests.integration.ends import Ending, end_all_at_once
 from tests.integration.seen import says
+from tests.tools.invitation import invitation, unused_port
 from tests.tools.material import write_manifest
 from tests.tools.swarm import Swarm, swarm, wait_for
 
@@ -41,9 +42,10 @@ def test_the_founder_comes_back(tmp_path: Path) -> None:
         ending.check()
         made.nodes.remove(founder)
         leader = new_leader(made)
-        again = made.start(path, "--listen", old.grpc, "--dht-port", dht_port(old.invite), name=founder.name)
+        again = made.start(path, "--dht-port", dht_port(old.invite), name=founder.name)
         running = made.running(again)
-        assert (running.peer, running.grpc) == (old.peer, old.grpc)
+        assert running.peer == old.peer
+        assert running.grpc != old.grpc, "streams come in at another port than before"
         wait_for("it follows", lambda: made.status(again).get("ballot") == leader, LIMIT_S, made.situation)
         assert not [e for e in made.events(again, "decided") if e["ballot"][1] == old.peer and e["ballot"][0] > 1]
         late = made.join(old.invite, name="late")
@@ -53,7 +55,7 @@ def test_the_founder_comes_back(tmp_path: Path) -> None:
             node.process.wait()
         again.send(signal.SIGKILL)
         again.process.wait()
-        alone = made.start(path, "--listen", old.grpc, "--dht-port", dht_port(old.invite), name=founder.name)
+        alone = made.start(path, "--dht-port", dht_port(old.invite), name=founder.name)
         wait_for("it says what it waits for", lambda: says(alone, "has begun and is not founded again"), 90, made.situation)
         made.nodes[:] = [alone]
         assert end_all_at_once([alone])[0] in (0, 128 + signal.SIGTERM)
@@ -79,3 +81,23 @@ def new_leader(made: Swarm) -> list[object]:
 
     found: list[object] = wait_for("all follow another", common, LIMIT_S, made.situation)
     return found
+
+
+@pytest.mark.full
+@pytest.mark.timeout(180)
+def test_retry(tmp_path: Path) -> None:
+    """Nobody is there: it says so and tries again, as the next incarnation, until it is told to end; then somebody is there."""
+    path, port = write_manifest(tmp_path), unused_port()
+    with swarm(tmp_path) as made:
+        invite = invitation(path, tmp_path / "first", "127.0.0.1", port)
+        flags = ("--retry", "--bootstrap-timeout-s", "1")
+        impatient = made.join(invite, *flags, name="impatient")
+        wait_for("it waits", lambda: says(impatient, "starting again in 5 s (Ctrl-C ends it)"), 60, made.situation)
+        impatient.send(signal.SIGINT)
+        wait_for("it ended", lambda: impatient.exit_code == 128 + signal.SIGINT, 10, made.situation)
+        patient = made.join(invite, *flags, name="patient")
+        wait_for("it waits longer", lambda: says(patient, "starting again in 10 s"), 90, made.situation)
+        made.start(path, "--dht-port", str(port))
+        made.running(patient)
+        assert made.status(patient)["incarnation"] >= 3
+        end_all_at_once(made.nodes[1:])

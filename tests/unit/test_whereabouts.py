@@ -9,7 +9,7 @@ import pytest
 
 from node.config import NodeSettings
 from node.ports import UnusableError
-from node.reach import is_mine, is_private
+from node.reach import announced, is_mine, is_private
 from node.whereabouts import Whereabouts
 
 PUBLIC, PRIVATE = "8.8.4.4:28480", "192.168.1.5:28480"
@@ -47,6 +47,19 @@ def where(bound: str, towards: tuple[str, ...] = INVITE, is_local: bool = False,
 )
 def test_which_hosts_stay_at_home(host: str, private: bool) -> None:
     assert is_private(host) is private
+
+
+@pytest.mark.parametrize("bound", ["127.0.0.1:5", "[::1]:5", "192.0.2.7:5", "localhost:5"])
+def test_a_server_on_one_address_is_reached_there(bound: str) -> None:
+    assert announced(bound, INVITE) == bound
+
+
+@pytest.mark.parametrize(
+    ("bound", "towards", "expected"), [("0.0.0.0:5", "/ip4/127.0.0.1", "127.0.0.1:5"), ("[::]:5", "/ip6/::1", "[::1]:5")]
+)
+def test_a_server_on_all_addresses_is_reached_on_the_way_to_its_peers(bound: str, towards: str, expected: str) -> None:
+    other = "/ip6/::1/tcp/1" if towards.startswith("/ip4") else "/ip4/127.0.0.1/tcp/1"
+    assert announced(bound, (other, f"{towards}/tcp/1")) == expected, "an address of the other IP version is no help"
 
 
 def test_own_addresses_are_known() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from protocol.chain import Chain
 from protocol.ids import NO_BALLOT, Ballot, Member, RecordId
 from protocol.messages import Prepare, Promise, Proposed
-from protocol.records import Record, Share, record_id
+from protocol.records import Record, Share, is_fork, record_id
 
 MAX_TOLD = 4
 """Decided records in one message, to one that lacks them."""
@@ -61,8 +61,9 @@ class Acceptor:
         return Promise(asked.ballot, chain.head, left, tuple(Proposed(asked.ballot, d.record, d.shares) for d in ahead))
 
     def hold(self, ballot: Ballot, record: Record, shares: tuple[Share, ...]) -> bool:
-        """Hold the record, in place of one of a lower ballot. One record per ballot and place: a second one is refused."""
-        if not self.follow(ballot):
+        """Hold the record, in place of one of a lower ballot. One record per ballot and place: a second one is refused. A
+        Roster that forks is nobody's to hold: it would take the place of one that a quorum may need."""
+        if is_fork(record) or not self.follow(ballot):
             return False
         held = self.holding
         if held and held.record.parent == record.parent and held.ballot == ballot:

@@ -4,22 +4,29 @@ With a quorum of promises the candidate proposes again, under its own ballot, wh
 of those that promised: it may be decided already. A record that it takes over may change the voters, so after each one it asks
 again; with a quorum of promises and nothing held it coordinates. It learns what others know to be decided, and tells them what
 they lack. A later Roster that it makes up itself needs no new promises: whoever knows that Roster has heard of its ballot.
+
+Where no quorum is left it asks all that are there (`forks`). Those that promise may part from the rest with a Roster of their
+own, which needs no vote: nobody else makes a record of that name, and all that it seats have promised.
 """
 
 from __future__ import annotations
 
 from protocol.acceptor import MAX_TOLD
 from protocol.chain import Chain, is_quorum
+from protocol.fork import fork_roster, uncovered
 from protocol.ids import Ballot, Member
 from protocol.messages import Held, Prepare, Promise, Proposed
 from protocol.proposal import Proposal
+from protocol.records import Roster
 
 
 class Candidate:
     """Reads the chain and never changes it: whoever owns it appends what is learned or decided."""
 
-    def __init__(self, ballot: Ballot, chain: Chain) -> None:
+    def __init__(self, ballot: Ballot, chain: Chain, forks: frozenset[Member] = frozenset()) -> None:
         self.ballot = ballot
+        self.forks = forks
+        """Whom it asks, beside the voters, where it is ready to go on without a quorum."""
         self.promises: dict[Member, Promise] = {}
         self.proposal: Proposal | None = None
         self._chain = chain
@@ -29,7 +36,7 @@ class Candidate:
         told = self.promises.get(voter)
         lacks = (self._chain.after(told.head) or []) if told else []
         decided = tuple(Proposed(self.ballot, d.record, d.shares) for d in lacks[:MAX_TOLD])
-        return Prepare(self.ballot, self._chain.head, decided)
+        return Prepare(self.ballot, self._chain.head, decided, bool(self.forks))
 
     def on_promise(self, voter: Member, promise: Promise) -> tuple[Proposed, ...]:
         """Somebody promised. Returns records that it knows to be decided, oldest first; some may be known here too."""
@@ -61,6 +68,15 @@ class Candidate:
     def has_won(self) -> bool:
         """A quorum promised, and none of those that did holds anything: the rest of the chain is this ballot's to write."""
         return self._has_quorum() and not any(promise.held for promise in self._counted().values())
+
+    def fork(self, me: Member, wait: bool) -> Roster | None:
+        """The Roster of those that promised, if they hold every stage; None if not, or if a quorum promised. `wait`: for all
+        that were asked."""
+        chain = self._chain
+        here = {m for m in self.forks if m in self.promises and self.promises[m].head == chain.head}
+        if self.proposal or self._has_quorum() or me not in here or (wait and here != self.forks) or uncovered(chain, here):
+            return None
+        return fork_roster(chain, self.ballot, here, me)
 
     @property
     def num_promised(self) -> int:

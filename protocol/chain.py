@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from protocol.ids import Ballot, Member, PeerId, RecordId, StateId, initial_state_id, next_state_id
 from protocol.manifest import Manifest
 from protocol.messages import Contact, Summary
-from protocol.records import Commit, Record, Roster, Seating, Share, genesis_id, record_id
+from protocol.records import Commit, Record, Roster, Seating, Share, genesis_id, is_fork, record_id
 from protocol.schedule import gradient_norm
 
 MAX_VOTERS = 7
@@ -47,6 +47,8 @@ class Chain:
         self.tokens = 0
         self.height = 0
         """Number of decided records up to the head."""
+        self.lineage: RecordId = ""
+        """The newest Roster on it that forked; '' = none did."""
         self.past: deque[Past] = deque(maxlen=KEPT_COMMITS)
         self._members: dict[PeerId, Member] = {}
         self._active: set[tuple[int, PeerId]] = set()
@@ -71,6 +73,8 @@ class Chain:
             return "it seats a peer in two lives"
         if not 1 <= len(set(roster.voters)) == len(roster.voters) <= MAX_VOTERS:
             return f"it has {len(roster.voters)} voters; 1 to {MAX_VOTERS} different ones are needed"
+        if is_fork(roster) and (not after.issuperset(roster.voters) or roster.voters[0].peer != roster.forked.peer):
+            return "it forks with voters that it does not seat"
         return ""
 
     def _commit_fits(self, commit: Commit) -> str:
@@ -102,6 +106,8 @@ class Chain:
             self.loss = record.loss_sum / record.tokens
             self.state_ids = [next_state_id(s, self.head) for s in self.state_ids]
         else:
+            if is_fork(record):
+                self.lineage = self.head
             self._seat(record)
         return self.head
 

@@ -59,6 +59,7 @@ class Coordinator:
         self.herald = Herald(ballot, chain, manifest.timing.heartbeat_s)
         self.addresses: dict[PeerId, str] = {}
         self.ledger: Ledger | None = None
+        self.lacks = ""
         self._manifest, self._me, self._chain, self._view = manifest, me, chain, view
         self._proposal: Proposal | None = None
         self._polls = Polls(manifest, chain)
@@ -229,7 +230,7 @@ class Coordinator:
             self._send_proposal(proposal, now)
         if proposal and now - proposal.opened_at > timing.lapse_s:
             held, voters = len(proposal.held), len(self._chain.voters)
-            self.herald.stand("waiting", f"waiting for a quorum: {held} of {voters} voters answer", now)
+            self.herald.stand("waiting", f"waiting for a quorum: {held} of {voters} voters answer{self.lacks}", now)
         if self.ledger and not proposal:
             self._hurry(self.ledger, now)
         self._forget_strangers(now)
@@ -289,6 +290,11 @@ class Coordinator:
             self._close_poll(now)
         elif not self.has_left:
             self._begin(now)
+
+    @property
+    def stuck_since(self) -> float | None:
+        """When the voters were first asked for what no quorum of them holds yet; None if nothing is open."""
+        return self._proposal.opened_at if self._proposal else None
 
     @property
     def has_left(self) -> bool:

@@ -8,10 +8,11 @@ from protocol.acceptor import Acceptor
 from protocol.chain import Chain
 from protocol.checks import shares_misfit
 from protocol.commands import Command, Note, SendMessage
+from protocol.fork import parts_from
 from protocol.ids import Member, PeerId
 from protocol.manifest import Manifest
 from protocol.messages import Decide, Held, Message, OpenStep, Propose, Proposed, RecordsWanted, Summary
-from protocol.records import Commit, Roster
+from protocol.records import Commit, Roster, is_fork
 from protocol.view import View
 from protocol.workbench import Workbench
 
@@ -59,7 +60,7 @@ class Follower:
     def learn(self, told: Proposed, now: float) -> None:
         """A record is decided; if it is the next one, take it in."""
         record, parent = told.record, self._chain.head
-        if record.parent != parent:
+        if record.parent != parent or parts_from(self._me, record, self._chain):
             return
         wrong = self._chain.fits(record)
         if wrong:
@@ -78,6 +79,9 @@ class Follower:
             self._enroll(record, now)
 
     def _enroll(self, roster: Roster, now: float) -> None:
+        if is_fork(roster):
+            peers = [m.peer for m in self._chain.members()]
+            self._out.append(Note("forked", {"record": self._chain.head, "peers": peers, "step": roster.step}))
         for leave in roster.leaves:
             self._out.append(Note("left", {"stage": leave.stage, "peer": leave.member.peer, "step": roster.step}))
             if leave.member == self._me:

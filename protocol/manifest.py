@@ -248,6 +248,13 @@ class Manifest(Section):
         return min(self.max_steps, max(1, -(-self.max_tokens // self.batch.tokens_per_step)))
 
     @property
+    def fork_after_s(self) -> float:
+        """Without a quorum for so long, those reachable go on; what runs on one machine need not wait for a network."""
+        timing = self.timing
+        soon = timing.lapse_s + self.recovery.rebuild_grace_s
+        return min(timing.fork_after_s, soon) if self.local else timing.fork_after_s
+
+    @property
     def swapped(self) -> bool:
         """Odd microbatches take the swapped order (CheckFree+)."""
         return self.recovery.policy == "checkfree_plus"

@@ -214,6 +214,8 @@ class Prepare:
     head: RecordId
     decided: tuple[Proposed, ...]
     """Records that the receiver lacked when it last said where it stands, oldest first."""
+    forks: bool = False
+    """If no quorum promises, those that do are to go on without one."""
 
 
 # ---- from the coordinator ----

@@ -294,7 +294,7 @@ class NodeState:
     def _on_heartbeat(self, peer: PeerId, incarnation: int, beat: Heartbeat, now: float) -> None:
         if self._is_seated(peer, incarnation):
             self.takeover.saw(beat.ballot, now)
-            self.view.news[peer] = PeerNews(incarnation, beat.ballot, beat.head, beat.step, beat.attempt)
+            self.view.news[peer] = PeerNews(incarnation, beat.ballot, beat.head, beat.step, beat.attempt, now)
             if peer not in self._watch and peer != self.leader.peer and self.coordinator is None:
                 self._send(peer, self._beat())
                 self._watch.for_a_while(peer, now)
@@ -362,11 +362,12 @@ class NodeState:
             self.bench.report(now, again=True)
             self._suspect_lapsed(now)
             if self.coordinator:
+                self.coordinator.lacks = self.takeover.lacks(now)
                 self.coordinator.on_tick(now)
         self._watch.expire(now)
         self.bench.check_deadline(now)
         if self._is_seated(self._me, self.config.member.incarnation) and self.chain.step < self._manifest.last_step:
-            self.takeover.on_tick(now)
+            self.takeover.on_tick(now, self.coordinator.stuck_since if self.coordinator else None)
             self._abdicate()
         self._check_departure(now)
         self._check_leader(now)
@@ -377,6 +378,8 @@ class NodeState:
         if self.coordinator:
             peers |= dict.fromkeys(m.peer for m in self.chain.members())
             peers |= dict.fromkeys(self.coordinator.members.gathering.wishes)
+        if self.takeover.roll.is_on:
+            peers |= dict.fromkeys(m.peer for m in self.chain.members())
         beat = self._beat()
         for peer in peers:
             if peer != self._me:

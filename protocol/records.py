@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from protocol.ids import Member, RecordId, hash_of
+from protocol.ids import NO_BALLOT, Ballot, Member, RecordId, hash_of
 
 Role = Literal["active", "passive", "learner"]
 
@@ -72,9 +72,17 @@ class Roster:
     leaves: tuple[Seating, ...]
     voters: tuple[Member, ...]
     """All voters from here on (at most 7), in roster order."""
+    forked: Ballot = NO_BALLOT
+    """Under which those that it seats parted from the rest, without a quorum; NO_BALLOT in every other Roster. It makes the
+    record unique: what follows it is a lineage of its own."""
 
 
 Record = Commit | Roster
+
+
+def is_fork(record: Record) -> bool:
+    """Does another lineage begin with it?"""
+    return isinstance(record, Roster) and record.forked != NO_BALLOT
 
 
 def genesis_id(run_id: str) -> RecordId:

@@ -2,6 +2,9 @@
 
 Only voters stand, in an order that all of them know (`ranks`), each a little later than the one before it. A voter promises if
 the coordinator is silent at it too, or if the coordinator itself asks under a higher ballot. Who was refused keeps asking.
+
+Where nobody gets a quorum for `fork_after_s`, everybody calls the roll, and the first of those that answer asks them all to go
+on with it; they promise if they have waited for as long themselves (`protocol.fork`).
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from protocol.acceptor import Acceptor
 from protocol.candidate import Candidate
 from protocol.chain import Chain
 from protocol.commands import Command, Note, Say, SendMessage
+from protocol.fork import Roll, in_order, uncovered
 from protocol.ids import NO_BALLOT, Ballot, Member, PeerId
 from protocol.leader import MAX_TERM_AHEAD, Leader
 from protocol.manifest import Manifest
@@ -38,14 +42,8 @@ class Succession:
 
 
 def ranks(chain: Chain, num_stages: int) -> list[Member]:
-    """Voters with a seat, in the order in which they stand: active holders of stage 0 first, then of S1, of S_N, the rest, each
-    by id."""
-    order = {0: 0, 1: 1, num_stages - 1: 2}
-    best: dict[Member, int] = {}
-    for seating in chain.seatings:
-        place = order.get(seating.stage, 3) if seating.role == "active" else 3
-        best[seating.member] = min(place, best.get(seating.member, 3))
-    return sorted((m for m in chain.voters if m in best), key=lambda m: (best[m], m))
+    """Voters with a seat, in the order in which they stand."""
+    return in_order(chain.voters, chain, num_stages)
 
 
 class Takeover:
@@ -57,6 +55,8 @@ class Takeover:
         self.leading = leader.peer == me.peer
         self.won: Candidate | None = None
         self.learn: Callable[[Proposed, float], None] = lambda _record, _now: None
+        self.roll = Roll(me, chain, view)
+        self._fork_after_s, self._lapse_s = manifest.fork_after_s, manifest.timing.lapse_s
         self._me, self._beat_s, self._num_stages = me, manifest.timing.heartbeat_s, manifest.num_stages
         self._chain, self._view, self._leader, self._acceptor = chain, view, leader, acceptor
         self.before: PeerId = ""
@@ -65,6 +65,7 @@ class Takeover:
         self._gone_at: float | None = None
         self._rival_at: float | None = None
         self._not_before = 0.0
+        self._stood_at = 0.0
         self._out: list[Command] = []
 
     def take(self) -> list[Command]:
@@ -87,7 +88,15 @@ class Takeover:
             return ""
         alone = self._holds_alone(self._leader.peer)
         how = "it comes back: no other node holds its stage" if alone else "it comes back or the voters follow another"
-        return f"is not heard; the run goes on when {how}"
+        return f"is not heard; the run goes on when {how}{self.lacks(now)}"
+
+    def lacks(self, now: float) -> str:
+        """For people: why those that are heard do not go on without a quorum; '' while that is not known."""
+        called = self.roll.called_at
+        if called is None or now - called <= self._lapse_s:
+            return ""
+        stages = uncovered(self._chain, self.roll.present(now))
+        return f"; nobody who is heard holds stage {', '.join(map(str, stages))}" if stages else ""
 
     def succession(self, validation: tuple[int, float], standing: Standing | None) -> Succession:
         """What the coordinator that this node has become begins with; `standing` is the last one that was heard."""
@@ -116,7 +125,8 @@ class Takeover:
             return False
         if sender != self._me:
             self.saw(asked.ballot, now)
-        lets_go = sender.peer in (self._leader.peer, self._me.peer) or self.is_gone(now)
+        lets_go = self._has_waited(now) if asked.forks else self.is_gone(now)
+        lets_go |= sender.peer in (self._leader.peer, self._me.peer)
         if asked.ballot.term > self._acceptor.promised.term + MAX_TERM_AHEAD or not lets_go:
             return False
         if not self._acceptor.grant(asked.ballot, sender):
@@ -127,6 +137,10 @@ class Takeover:
             self.learn(told, now)
         self._send(sender.peer, self._acceptor.promise(asked, self._chain))
         return True
+
+    def _has_waited(self, now: float) -> bool:
+        """Has the coordinator been gone here for so long that this node may go on without a quorum?"""
+        return self.is_gone(now) and self._gone_at is not None and now - self._gone_at >= self._fork_after_s
 
     def _yield(self, now: float) -> None:
         self.candidate, self._rival_at = None, None
@@ -150,35 +164,74 @@ class Takeover:
         if self._leader.peer != self._me.peer:
             self._rival_at = self._gone_at = self.candidate = None
             self.leading = False
+            self.roll.end()
 
     # ---- time ----
 
-    def on_tick(self, now: float) -> None:
-        """Stand when it is this node's turn; ask again those that have not answered."""
+    def on_tick(self, now: float, stuck_since: float | None = None) -> None:
+        """Stand when it is this node's turn; ask again those that have not answered. `stuck_since`: for so long it has
+        coordinated without a quorum."""
         if self.leading:
-            if self._rival_at is not None and now - self._rival_at > PATIENCE_HEARTBEATS * self._beat_s:
+            rival = self._rival_at is not None and now - self._rival_at > PATIENCE_HEARTBEATS * self._beat_s
+            forks = frozenset() if rival or stuck_since is None else self._turn_to_fork(stuck_since, now)
+            if rival or forks:
                 self.leading, self.before = False, ""
-                self._stand(now)
+                self._stand(now, forks)
+            elif stuck_since is None:
+                self.roll.end()
             return
         if not self.is_gone(now):
             self._gone_at, self.candidate = None, None
+            self.roll.end()
             return
         if self._gone_at is None:
             self._gone_at = now
+        outbid = self.candidate is None or self._highest.term >= self.candidate.ballot.term
+        if self.candidate and self.candidate.forks and not outbid:
+            self._ask()
+            self._go_on(now)
+        elif forks := self._turn_to_fork(self._gone_at, now):
+            self._stand(now, forks)
+        elif not self._may_fork(now):
+            self._wait_in_line(self._gone_at, outbid, now)
+
+    def _wait_in_line(self, gone_at: float, outbid: bool, now: float) -> None:
+        """Stand among the voters, in their order."""
         order = ranks(self._chain, self._num_stages)
         if self._me not in order or self._holds_alone(self._leader.peer):
             return
         waits = min(BACKOFF_S, BACKOFF_HEARTBEATS * self._beat_s)
         left = [m for m in order if m.peer != self._leader.peer or m == self._me]
-        due = max(self._gone_at, self._not_before) + waits * left.index(self._me)
-        outbid = self.candidate is None or self._highest.term >= self.candidate.ballot.term
+        due = max(gone_at, self._not_before) + waits * left.index(self._me)
         if now < due and outbid:
             return
         if outbid:
-            self._not_before = now + PATIENCE_HEARTBEATS * self._beat_s
             self._stand(now)
         else:
             self._ask()
+
+    def _may_fork(self, now: float) -> bool:
+        """Do those that answer the roll hold every stage? Then the field is left to the first of them."""
+        called = self.roll.called_at
+        return called is not None and now - called > self._lapse_s and not uncovered(self._chain, self.roll.present(now))
+
+    def _turn_to_fork(self, since: float, now: float) -> frozenset[Member]:
+        """Whom to ask to go on without a quorum, if it is this node's turn; empty if not."""
+        if now - since < self._fork_after_s:
+            return frozenset()
+        self.roll.call(now)
+        if not self._may_fork(now):
+            return frozenset()
+        present = self.roll.present(now)
+        order = in_order([m for m in present if self._is_holder(m)], self._chain, self._num_stages)
+        called = self.roll.called_at
+        if self._me not in order or called is None:
+            return frozenset()
+        due = max(called + self._lapse_s * (1 + order.index(self._me)), self._not_before)
+        return frozenset(present) if now >= due else frozenset()
+
+    def _is_holder(self, member: Member) -> bool:
+        return any(s.member == member and s.role != "learner" for s in self._chain.seatings)
 
     def _holds_alone(self, peer: PeerId) -> bool:
         """Does no other node hold one of the peer's stages? Nothing could go on without it (a lost stage stays lost in this
@@ -188,22 +241,23 @@ class Takeover:
         others = {s.stage for s in self._chain.seatings if s.member.peer != peer and s.role != "learner"}
         return any(s.stage not in others for s in self._chain.seatings if s.member.peer == peer)
 
-    def _stand(self, now: float) -> None:
+    def _stand(self, now: float, forks: frozenset[Member] = frozenset()) -> None:
+        self._stood_at, self._not_before = now, now + PATIENCE_HEARTBEATS * self._beat_s
         term = 1 + max(self._acceptor.promised.term, self._leader.ballot.term, self._highest.term)
         self._rival_at = None
         if self._leader.peer != self._me.peer:
             self.before = self._leader.peer
-        self.candidate = Candidate(Ballot(term, self._me.peer), self._chain)
+        self.candidate = Candidate(Ballot(term, self._me.peer), self._chain, forks)
         self._out.append(Note("candidate", {"term": term, "step": self._chain.step}))
         self._ask()
 
     def _ask(self) -> None:
         assert self.candidate, "only a candidate asks"
         proposal = self.candidate.proposal
-        for voter in self._chain.voters:
+        for voter in dict.fromkeys([*self._chain.voters, *sorted(self.candidate.forks)]):
             if proposal is None:
                 self._send(voter.peer, self.candidate.prepare(voter))
-            elif voter not in proposal.held:
+            elif voter in self._chain.voters and voter not in proposal.held:
                 self._send(voter.peer, proposal.ask())
         promised, voters = self.candidate.num_promised, len(self._chain.voters)
         silent = self._leader.peer[-8:]
@@ -221,9 +275,28 @@ class Takeover:
             self._decide(decided, now)
             decided = candidate.advance()
         if candidate.has_won:
-            self.candidate, self.won, self.leading, self._gone_at = None, candidate, True, None
+            self._win(candidate)
         elif self._chain.head != head or candidate.proposal is not before:
             self._ask()
+        elif candidate.forks:
+            self._fork(candidate, now)
+
+    def _fork(self, candidate: Candidate, now: float) -> None:
+        """Part from the rest, if those that promised can. All of them have been asked for long enough, or have answered."""
+        roster = candidate.fork(self._me, wait=now - self._stood_at <= self._lapse_s)
+        if roster is None:
+            if now - self._stood_at > 2 * self._lapse_s:
+                self.candidate = None
+            return
+        self.learn(Proposed(candidate.ballot, roster, ()), now)
+        for member in self._chain.members():
+            if member != self._me:
+                self._send(member.peer, Decide(candidate.ballot, roster, ()))
+        self._win(candidate)
+
+    def _win(self, candidate: Candidate) -> None:
+        self.candidate, self.won, self.leading, self._gone_at = None, candidate, True, None
+        self.roll.end()
 
     def _decide(self, proposal: Proposal, now: float) -> None:
         for member in self._chain.members():

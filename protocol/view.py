@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from protocol.ids import NO_BALLOT, Ballot, PeerId, RecordId
+from protocol.ids import NO_BALLOT, Ballot, Member, PeerId, RecordId
 
 
 @dataclass(slots=True)
@@ -16,6 +17,8 @@ class PeerNews:
     head: RecordId = ""
     step: int = 0
     attempt: int = 0
+    at: float = -math.inf
+    """When it came."""
 
 
 class View:
@@ -54,6 +57,11 @@ class View:
     def silent_s(self, peer: PeerId, now: float) -> float:
         """Seconds of silence; 0 for a peer that nobody expects."""
         return now - self._heard_at.get(peer, now)
+
+    def beats(self, member: Member, now: float) -> bool:
+        """Did a heartbeat of the member come within a lapse?"""
+        news = self.news.get(member.peer)
+        return news is not None and news.incarnation == member.incarnation and now - news.at <= self._lapse_s
 
     def lapsed(self, peer: PeerId, now: float) -> bool:
         """Silent for longer than the manifest's lapse."""

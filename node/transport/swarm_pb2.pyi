@@ -347,18 +347,20 @@ class Seating(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., role: _Optional[str] = ..., generation: _Optional[int] = ..., pinned: _Optional[bool] = ...) -> None: ...
 
 class Roster(_message.Message):
-    __slots__ = ("parent", "step", "joins", "leaves", "voters")
+    __slots__ = ("parent", "step", "joins", "leaves", "voters", "forked")
     PARENT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     JOINS_FIELD_NUMBER: _ClassVar[int]
     LEAVES_FIELD_NUMBER: _ClassVar[int]
     VOTERS_FIELD_NUMBER: _ClassVar[int]
+    FORKED_FIELD_NUMBER: _ClassVar[int]
     parent: str
     step: int
     joins: _containers.RepeatedCompositeFieldContainer[Seating]
     leaves: _containers.RepeatedCompositeFieldContainer[Seating]
     voters: _containers.RepeatedCompositeFieldContainer[Member]
-    def __init__(self, parent: _Optional[str] = ..., step: _Optional[int] = ..., joins: _Optional[_Iterable[_Union[Seating, _Mapping]]] = ..., leaves: _Optional[_Iterable[_Union[Seating, _Mapping]]] = ..., voters: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+    forked: Ballot
+    def __init__(self, parent: _Optional[str] = ..., step: _Optional[int] = ..., joins: _Optional[_Iterable[_Union[Seating, _Mapping]]] = ..., leaves: _Optional[_Iterable[_Union[Seating, _Mapping]]] = ..., voters: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., forked: _Optional[_Union[Ballot, _Mapping]] = ...) -> None: ...
 
 class Contact(_message.Message):
     __slots__ = ("peer", "address")
@@ -567,14 +569,16 @@ class Promise(_message.Message):
     def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., head: _Optional[str] = ..., held: _Optional[_Iterable[_Union[Proposed, _Mapping]]] = ..., decided: _Optional[_Iterable[_Union[Proposed, _Mapping]]] = ...) -> None: ...
 
 class Prepare(_message.Message):
-    __slots__ = ("ballot", "head", "decided")
+    __slots__ = ("ballot", "head", "decided", "forks")
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     DECIDED_FIELD_NUMBER: _ClassVar[int]
+    FORKS_FIELD_NUMBER: _ClassVar[int]
     ballot: Ballot
     head: str
     decided: _containers.RepeatedCompositeFieldContainer[Proposed]
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., head: _Optional[str] = ..., decided: _Optional[_Iterable[_Union[Proposed, _Mapping]]] = ...) -> None: ...
+    forks: bool
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., head: _Optional[str] = ..., decided: _Optional[_Iterable[_Union[Proposed, _Mapping]]] = ..., forks: _Optional[bool] = ...) -> None: ...
 
 class Propose(_message.Message):
     __slots__ = ("ballot", "record", "shares")

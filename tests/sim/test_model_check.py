@@ -11,7 +11,8 @@ from protocol.candidate import Candidate
 from protocol.ids import Ballot, Member
 from protocol.records import Record, Seating, Share
 from tests.tools.core import a_manifest
-from tests.tools.model import Bounds, Explorer, ForkError, Found
+from tests.tools.model import Bounds, Explorer, Found
+from tests.tools.model_node import ForkError
 
 LAYOUTS = {"two": (0, 1), "2+1": (0, 0, 1), "1+1+1": (0, 1, 2)}
 """The stage that each node holds."""

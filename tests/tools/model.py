@@ -2,10 +2,14 @@
 
 What runs is `Acceptor`, `Candidate`, `Proposal`, `Chain` and `choose_voters`; this module only delivers and explores. A
 letter stays deliverable until it can have no effect any more, once, often or never: so loss, delay, reordering and repetition
-are all in. Any voter may find the coordinator silent at any moment. A crash is a restart: the node comes back as the next
-incarnation, caught up with what it knew to be decided, with no memory of what it promised or held and without the letters that
-were on their way to it; or it never speaks again.
+are all in. Any voter may find the coordinator silent at any moment, and any member that no quorum is left. A crash is a
+restart: the node comes back as the next incarnation, caught up with what it knew to be decided, with no memory of what it
+promised or held and without the letters that were on their way to it; or it never speaks again.
 Answers are taken in by quorums: whoever waits for more does the same later, as no letter is lost for good.
+
+What must hold: in each lineage one chain. A record that does not fork is decided by a quorum of its parent's voters, and at
+most one such record after each parent; a Roster that forks seats only members that promised its ballot at its place, and who
+hold every stage.
 
 A node's state and a letter are hashed once, and are small integers then; what a node does with a letter is computed once.
 """
@@ -18,45 +22,13 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from protocol.acceptor import Acceptor, Holding
-from protocol.candidate import Candidate
 from protocol.chain import Chain, choose_voters
-from protocol.ids import ATTEMPTS_PER_TERM, NO_BALLOT, Ballot, Member, RecordId
+from protocol.ids import ATTEMPTS_PER_TERM, Ballot, Member, RecordId
 from protocol.manifest import Manifest
-from protocol.messages import Decide, Held, Prepare, Promise, Propose
+from protocol.messages import Decide, Held, Prepare, Promise
 from protocol.proposal import Proposal
-from protocol.records import Commit, Record, Roster, Seating, StageResult, record_id
-
-Message = Decide | Held | Prepare | Promise | Propose
-
-
-class ForkError(AssertionError):
-    """Two records were decided after one parent, or one without a quorum that holds it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Letter:
-    """A message on its way. `to` '' = everybody."""
-
-    sender: Member
-    to: str
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """All that a node has in memory, as plain values."""
-
-    me: Member
-    records: tuple[Record, ...]
-    promised: Ballot = NO_BALLOT
-    granted: Member | None = None
-    holding: Holding | None = None
-    ballot: Ballot | None = None
-    """Under which it stands or leads."""
-    leads: bool = False
-    promises: tuple[tuple[Member, Promise], ...] = ()
-    proposal: tuple[Record, frozenset[Member]] | None = None
+from protocol.records import Commit, Record, Roster, Seating, StageResult, is_fork, record_id
+from tests.tools.model_node import ForkError, Letter, Live, Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +37,14 @@ class Bounds:
 
     terms: int
     places: int
-    """Records after the first Roster."""
+    """Records after the first Roster, those apart with which a lineage begins."""
     crashes: int
     rosters: bool = True
     """May a coordinator take members off the roster?"""
     stand: str = "abc"
     """Who may stand for the role."""
+    fork: str = ""
+    """Who may go on without a quorum."""
 
 
 @dataclass(slots=True)
@@ -82,6 +56,11 @@ class Found:
     """(term, record)"""
     taken_over: set[tuple[int, RecordId]] = field(default_factory=set)
     """Those that were decided under another ballot than the one that they were made for."""
+    forks: set[RecordId] = field(default_factory=set)
+    grown: set[RecordId] = field(default_factory=set)
+    """Records of a lineage that forked, its first one apart."""
+    parted: int = 0
+    """States in which a record and a fork were decided after one parent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,139 +74,6 @@ class Effect:
 
 State = tuple[tuple[tuple[int, int], ...], int, int]
 """((node, its letters) of each node, records decided (bits), crashes left)"""
-
-
-class Live:
-    """A node's machines, made from its plain values; `freeze` gives those back."""
-
-    def __init__(self, node: Node, chain: Chain) -> None:
-        self.node, self.me = node, node.me
-        self.chain = copy.copy(chain)
-        self.chain._kept = copy.copy(chain._kept)
-        self.records = list(node.records)
-        self.acceptor = Acceptor()
-        self.acceptor.promised, self.acceptor.holding = node.promised, node.holding
-        self.acceptor._granted = node.granted
-        self.ballot, self.leads = node.ballot, node.leads
-        self.candidate: Candidate | None = None
-        self.proposal: Proposal | None = None
-        if node.ballot and not node.leads:
-            self.candidate = Candidate(node.ballot, self.chain)
-            self.candidate.promises = dict(node.promises)
-            self.candidate.proposal = self._proposal()
-        elif node.ballot:
-            self.proposal = self._proposal()
-        self.sent: list[Letter] = []
-        self.held_now = False
-        self._own: deque[Message] = deque()
-
-    def _proposal(self) -> Proposal | None:
-        if self.node.proposal is None or self.node.ballot is None:
-            return None
-        record, held = self.node.proposal
-        return Proposal(self.node.ballot, record, (), held=set(held))
-
-    def freeze(self) -> Node:
-        proposal = self.candidate.proposal if self.candidate else self.proposal
-        promises = sorted(self.candidate.promises.items(), key=lambda item: item[0]) if self.candidate else []
-        kept = (proposal.record, frozenset(proposal.held)) if proposal else None
-        acceptor = self.acceptor
-        return Node(
-            self.me,
-            tuple(self.records),
-            acceptor.promised,
-            acceptor._granted,
-            acceptor.holding,
-            self.ballot,
-            self.leads,
-            tuple(promises),
-            kept,
-        )
-
-    # ---- what a node does, as NodeState and Takeover do it ----
-
-    def learn(self, record: Record) -> None:
-        if record.parent == self.chain.head and not self.chain.fits(record):
-            self.acceptor.settled(self.chain.append(record, ()))
-            self.records.append(record)
-
-    def send(self, to: str, message: Message) -> None:
-        """What a node says to itself it hears at once, as in `NodeState`."""
-        if to in ("", self.me.peer):
-            self._own.append(message)
-        if to != self.me.peer:
-            self.sent.append(Letter(self.me, to, message))
-
-    def settle(self) -> None:
-        while self._own:
-            self.receive(self.me, self._own.popleft())
-
-    def retire(self, ballot: Ballot) -> None:
-        """Somebody else's higher ballot is served here from now on."""
-        if self.ballot and ballot.peer != self.me.peer and ballot > self.ballot:
-            self.ballot, self.leads, self.candidate, self.proposal = None, False, None, None
-
-    def stand(self) -> None:
-        term = 1 + max(self.acceptor.promised.term, self.ballot.term if self.ballot else 0)
-        self.ballot, self.leads, self.proposal = Ballot(term, self.me.peer), False, None
-        self.candidate = Candidate(self.ballot, self.chain)
-        self.ask()
-
-    def ask(self) -> None:
-        assert self.candidate
-        if self.candidate.proposal:
-            self.send("", self.candidate.proposal.ask())
-            return
-        for voter in self.chain.voters:
-            self.send(voter.peer, self.candidate.prepare(voter))
-
-    def go_on(self) -> None:
-        candidate = self.candidate
-        assert candidate
-        before, head = candidate.proposal, self.chain.head
-        while decided := candidate.advance():
-            self.decide(decided)
-        if candidate.has_won:
-            self.leads, self.candidate = True, None
-        elif self.chain.head != head or candidate.proposal is not before:
-            self.ask()
-
-    def decide(self, proposal: Proposal) -> None:
-        self.send("", Decide(proposal.ballot, proposal.record, ()))
-        self.learn(proposal.record)
-
-    def receive(self, sender: Member, message: Message) -> None:
-        if isinstance(message, Prepare):
-            if self.chain.member_of(sender.peer) == sender and self.acceptor.grant(message.ballot, sender):
-                self.retire(message.ballot)
-                for told in message.decided:
-                    self.learn(told.record)
-                self.send(sender.peer, self.acceptor.promise(message, self.chain))
-        elif isinstance(message, Propose):
-            if not self.chain.fits(message.record) and self.acceptor.hold(message.ballot, message.record, ()):
-                self.retire(message.ballot)
-                self.held_now |= sender == self.me
-                self.send(sender.peer, Held(message.ballot, record_id(message.record)))
-        elif isinstance(message, Decide):
-            if self.acceptor.follow(message.ballot):
-                self.retire(message.ballot)
-                self.learn(message.record)
-        elif isinstance(message, Promise) and self.candidate:
-            for told in self.candidate.on_promise(sender, message):
-                self.learn(told.record)
-            self.go_on()
-        elif isinstance(message, Held):
-            self.receive_held(sender, message)
-
-    def receive_held(self, sender: Member, message: Held) -> None:
-        if self.candidate:
-            self.candidate.on_held(sender, message)
-            self.go_on()
-        elif self.proposal:
-            self.proposal.enter(sender, message)
-            if self.proposal.is_decided(self.chain.voters):
-                proposal, self.proposal = self.proposal, None
-                self.decide(proposal)
 
 
 class Explorer:
@@ -244,6 +90,7 @@ class Explorer:
         self._records: dict[RecordId, int] = {}
         self._parents: dict[int, RecordId] = {}
         self._rivals: list[int] = []
+        self._forks = 0
         self._answers = 0
         self._useful: dict[tuple[int, int], bool] = {}
         self._swept: dict[tuple[int, int], int] = {}
@@ -287,8 +134,10 @@ class Explorer:
         if known == len(self._rivals):
             self._rivals.append(0)
             self._parents[known] = record.parent
-            same = [n for n, parent in self._parents.items() if parent == record.parent]
-            for number in same:
+            if is_fork(record):
+                self._forks |= 1 << known
+            same = [n for n, parent in self._parents.items() if parent == record.parent and not self._forks & 1 << n]
+            for number in same if not is_fork(record) else ():
                 self._rivals[number] = sum(1 << other for other in same if other != number)
         return known
 
@@ -361,18 +210,32 @@ class Explorer:
         """What a node does without being told."""
         chain = self._chain(plain.records)
         term = max(plain.promised.term, plain.ballot.term if plain.ballot else 0)
-        may = plain.me.peer in self._bounds.stand and plain.me in chain.voters
-        if may and chain.member_of(plain.me.peer) == plain.me and term < self._bounds.terms:
+        if chain.member_of(plain.me.peer) == plain.me and term < self._bounds.terms:
+            for forks in self._ways_to_stand(plain, chain):
+                live = Live(plain, chain)
+                live.stand(forks)
+                yield live
+        if plain.forks:
             live = Live(plain, chain)
-            live.stand()
-            yield live
-        if plain.leads and plain.proposal is None and len(plain.records) <= self._bounds.places:
+            if live.fork():
+                yield live
+        if plain.leads and plain.proposal is None and len(plain.records) <= self._bounds.places + self._num_forks(plain):
             for record in self._proposals(plain, chain):
                 live = Live(plain, chain)
                 assert live.ballot
                 live.proposal = Proposal(live.ballot, record, ())
                 live.send("", live.proposal.ask())
                 yield live
+
+    def _ways_to_stand(self, plain: Node, chain: Chain) -> Iterator[bool]:
+        """Ready to go on without a quorum, or not."""
+        if plain.me.peer in self._bounds.stand and plain.me in chain.voters:
+            yield False
+        if plain.me.peer in self._bounds.fork:
+            yield True
+
+    def _num_forks(self, plain: Node) -> int:
+        return sum(is_fork(record) for record in plain.records)
 
     def _proposals(self, plain: Node, chain: Chain) -> Iterator[Record]:
         assert plain.ballot
@@ -418,6 +281,7 @@ class Explorer:
                 bit = 1 << effect.decided if effect.decided >= 0 else 0
                 if bit and decided & self._rivals[effect.decided]:
                     raise ForkError("two records are decided after one parent")
+                self.found.parted += bool(bit) and self._is_parted(effect.decided, decided)
                 if after != nodes or decided | bit != decided:
                     yield after, decided | bit, crashes
             if crashes:
@@ -425,6 +289,12 @@ class Explorer:
                 again = Node(Member(plain.me.peer, plain.me.incarnation + 1), plain.records)
                 fresh = (self._node_id(again), 0)
                 yield (*nodes[:place], fresh, *nodes[place + 1 :]), decided, crashes - 1
+
+    def _is_parted(self, number: int, decided: int) -> bool:
+        """Is there a fork beside this record, or another record beside this fork?"""
+        same = sum(1 << n for n, parent in self._parents.items() if parent == self._parents[number] and n != number)
+        mine = bool(self._forks & 1 << number)
+        return bool(decided & same & (~self._forks if mine else self._forks))
 
     def _deliver(self, nodes: tuple[tuple[int, int], ...], place: int, effect: Effect) -> tuple[tuple[int, int], ...]:
         after = list(nodes)
@@ -435,12 +305,29 @@ class Explorer:
                 after[i] = (node, self._sweep(node, letters | bits))
         return tuple(after)
 
+    def _check_fork(self, before: Node, decide: Decide, chain: Chain) -> None:
+        """All that it seats have promised, at its place, and they hold every stage."""
+        roster = decide.record
+        assert isinstance(roster, Roster)
+        stay = {s.member for s in chain.seatings} - {s.member for s in roster.leaves}
+        promised = {m for m, promise in before.promises if (promise.ballot, promise.head) == (decide.ballot, roster.parent)}
+        if not stay | set(roster.voters) <= promised or roster.forked != decide.ballot:
+            raise ForkError(f"forked with {stay}, and {promised} promised")
+        if not {s.stage for s in chain.seatings if s.member in stay} >= set(range(self._manifest.num_stages)):
+            raise ForkError(f"{stay} forked and do not hold every stage")
+        self.found.forks.add(record_id(roster))
+
     def _check_quorum(self, before: Node, live: Live, decide: Decide, group: list[Letter]) -> None:
         """Those whose word the decision rests on are a quorum of the voters of its place, by a count of our own."""
         record, name = decide.record, record_id(decide.record)
         records = list(before.records)
         while records and record_id(records[-1]) != record.parent:
             records.pop()
+        if is_fork(record):
+            self._check_fork(before, decide, self._chain(tuple(records)))
+            return
+        if any(is_fork(r) for r in records):
+            self.found.grown.add(name)
         voters = self._chain(tuple(records)).voters
         holds = {x.sender for x in group if isinstance(x.message, Held) and x.message.record == name}
         if live.held_now or (before.holding and (before.holding.ballot, before.holding.id) == (decide.ballot, name)):

@@ -1,0 +1,80 @@
+"""Going on without a quorum: who is still there, whether together they hold every stage, and the record that parts them from
+the rest.
+
+What a minority held when it parted is not taken over: it cannot know whether a quorum holds it too, and a record that is
+decided without a quorum of its parent's voters would stand beside what the others decide. The open step is run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from protocol.chain import Chain, choose_voters
+from protocol.ids import Ballot, Member
+from protocol.losses import promotions
+from protocol.records import Record, Roster, is_fork
+from protocol.view import View
+
+
+def in_order(members: Collection[Member], chain: Chain, num_stages: int) -> list[Member]:
+    """Those of the members that have a seat, in the order in which they stand for the role: active holders of stage 0 first,
+    then of S1, of S_N, the rest, each by id."""
+    order = {0: 0, 1: 1, num_stages - 1: 2}
+    best: dict[Member, int] = {}
+    for seating in chain.seatings:
+        place = order.get(seating.stage, 3) if seating.role == "active" else 3
+        best[seating.member] = min(place, best.get(seating.member, 3))
+    return sorted((m for m in members if m in best), key=lambda m: (best[m], m))
+
+
+def uncovered(chain: Chain, members: Collection[Member]) -> list[int]:
+    """Stages whose whole state none of the members has."""
+    return [s for s in range(len(chain.state_ids)) if all(x.member not in members for x in chain.holders(s))]
+
+
+def fork_roster(chain: Chain, ballot: Ballot, stay: Collection[Member], me: Member) -> Roster:
+    """The record with which `stay` part from everybody else, `me` first among the voters."""
+    seats = [s for s in chain.seatings if s.member in stay]
+    leaves = tuple(s for s in chain.seatings if s.member not in stay)
+    promoted = promotions(seats)
+    voters = choose_voters([*seats, *promoted], me)
+    return Roster(chain.head, chain.step, promoted, leaves, voters, ballot)
+
+
+def parts_from(me: Member, record: Record, chain: Chain) -> bool:
+    """Does the record part others from this node, which has a seat? Then it begins a lineage of theirs, and is not for this
+    node to learn."""
+    if not is_fork(record) or not isinstance(record, Roster):
+        return False
+    mine = {s.stage for s in chain.seatings if s.member == me}
+    return bool(mine) and mine <= {s.stage for s in record.leaves if s.member == me}
+
+
+class Roll:
+    """Who answers when everybody on the roster is called."""
+
+    def __init__(self, me: Member, chain: Chain, view: View) -> None:
+        self._me, self._chain, self._view = me, chain, view
+        self.called_at: float | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Is everybody being called?"""
+        return self.called_at is not None
+
+    def call(self, now: float) -> None:
+        """Heartbeats go to everybody from now on (`NodeState` sends them), and answers count."""
+        if self.called_at is None:
+            self.called_at = now
+
+    def end(self) -> None:
+        """Nobody is called any more."""
+        self.called_at = None
+
+    def present(self, now: float) -> set[Member]:
+        """This node, and those whose heartbeats came since they were called, and still come."""
+        began = now if self.called_at is None else self.called_at
+        return {m for m in self._chain.members() if m == self._me or self._answers(m, began, now)}
+
+    def _answers(self, member: Member, began: float, now: float) -> bool:
+        return self._view.beats(member, now) and self._view.news[member.peer].at > began

@@ -1,0 +1,102 @@
+"""Going on without a quorum, in every order of events up to a bound: each lineage is one chain; and this would find two."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from protocol.candidate import Candidate
+from protocol.fork import fork_roster
+from protocol.ids import NO_BALLOT, Member
+from protocol.proposal import Proposal
+from protocol.records import Roster, Seating
+from tests.tools.core import a_manifest
+from tests.tools.model import Bounds, Explorer, Found
+from tests.tools.model_node import ForkError
+
+LAYOUTS = {
+    "two": "a0 b1 b0p",
+    "two that hold everything": "a0 a1p b1 b0p",
+    "2+1": "a0 b0 c1 c0p",
+    "1+1+1": "a0 b1 c2 c0p c1p",
+}
+"""Node and stage; p: a passive replica. A node that holds everything may go on alone."""
+QUICK = [
+    ("two", Bounds(terms=3, places=1, crashes=2, fork="b")),
+    ("two that hold everything", Bounds(terms=3, places=1, crashes=1, fork="ab")),
+    ("2+1", Bounds(terms=2, places=1, crashes=0, rosters=False, stand="b", fork="bc")),
+    ("1+1+1", Bounds(terms=2, places=1, crashes=0, rosters=False, stand="b", fork="c")),
+]
+FULL = [
+    ("two that hold everything", Bounds(terms=4, places=2, crashes=1, fork="ab")),
+    ("2+1", Bounds(terms=2, places=1, crashes=1, rosters=False, stand="", fork="bc")),
+    ("2+1", Bounds(terms=2, places=1, crashes=0, stand="b", fork="c")),
+    ("1+1+1", Bounds(terms=2, places=1, crashes=1, rosters=False, stand="", fork="c")),
+    ("1+1+1", Bounds(terms=2, places=1, crashes=2, rosters=False, stand="", fork="c")),
+]
+
+
+def explore(layout: str, bounds: Bounds, limit: int = 1_000_000) -> Found:
+    seats = [Seating(int(x[1]), Member(x[0], 1), "passive" if x[2:] else "active") for x in LAYOUTS[layout].split()]
+    manifest = a_manifest(max(seat.stage for seat in seats), microbatches=1)
+    return Explorer(manifest, tuple(seats), bounds).explore(limit)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("layout", "bounds"), QUICK, ids=str)
+def test_each_lineage_is_one_chain(layout: str, bounds: Bounds, tally: Counter[str]) -> None:
+    found = explore(layout, bounds)
+    tally["model states with forks"] += found.states
+    assert found.forks, "nobody ever went on without a quorum: the bound is too small to say anything"
+    assert found.grown, "no lineage went on after it had parted"
+    assert found.parted, "there were never two lineages"
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("layout", "bounds"), FULL, ids=str)
+def test_each_lineage_is_one_chain_further_out(layout: str, bounds: Bounds, tally: Counter[str]) -> None:
+    test_each_lineage_is_one_chain(layout, bounds, tally)
+
+
+# ---- it would find two ----
+
+
+def breaks(layout: str = "2+1", bounds: Bounds = QUICK[2][1]) -> None:
+    with pytest.raises(ForkError):
+        explore(layout, bounds)
+
+
+def test_going_on_without_a_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protocol.candidate.uncovered", lambda _chain, _members: [])
+    breaks()
+
+
+def test_seating_those_that_promised_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fork(self: Candidate, me: Member, wait: bool) -> Roster | None:
+        return None if self.proposal or self._has_quorum() else fork_roster(self._chain, self.ballot, self.forks, me)
+
+    monkeypatch.setattr(Candidate, "fork", fork)
+    breaks()
+
+
+def test_a_minority_that_decides_an_ordinary_roster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the mark it is one of two records after the same parent."""
+    plain = lambda chain, _ballot, stay, me: fork_roster(chain, NO_BALLOT, stay, me)  # noqa: E731
+    monkeypatch.setattr("protocol.candidate.fork_roster", plain)
+    breaks()
+
+
+def test_a_minority_that_takes_over_what_was_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be decided, but it need not be: the others may decide another record in its place."""
+    advance = Candidate.advance
+
+    def settles(self: Candidate) -> Proposal | None:
+        left = [held for promise in self.promises.values() for held in promise.held]
+        if self.forks and left and left[0].record.parent == self._chain.head:
+            return Proposal(self.ballot, left[0].record, ())
+        return advance(self)
+
+    monkeypatch.setattr(Candidate, "advance", settles)
+    breaks()

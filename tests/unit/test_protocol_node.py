@@ -24,7 +24,7 @@ from protocol.events import (
     SeatCreated,
     Tick,
 )
-from protocol.ids import Ballot, Member
+from protocol.ids import NO_BALLOT, Ballot, Member
 from protocol.messages import (
     Contact,
     Decide,
@@ -249,7 +249,8 @@ class Fuzz:
         rng, chain = self.rng, self.c.state.chain
         if rng.random() < (0.97 if name == "ballot" else 0.7):
             now = (self.c.state.bench.open or self.c.state).ballot
-            likely = {"parent": chain.head, "head": chain.head, "ballot": now, "attempt": 1, "microbatches": "f"}
+            likely = {"parent": chain.head, "head": chain.head, "ballot": now, "forked": NO_BALLOT}
+            likely |= {"attempt": 1, "microbatches": "f"}
             if name in ("step", "attempt"):
                 return chain.step + rng.choice((0, 1, 1, 2)) if name == "step" else rng.choice((1, 1, 2))
             if name in likely and (name != "microbatches" or hint is str):

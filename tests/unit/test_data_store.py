@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import http.server
 import json
 import os
 import re
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,77 +17,11 @@ import pytest
 
 from node.data.files import BlobFiles, digest_of
 from node.data.remote import SourceError
-from node.data.store import SCAN_TOKENS, TokenStore, open_token_store
+from node.data.store import SCAN_TOKENS, open_token_store
 from node.ports import UnusableError
-from protocol.manifest import FileRef, Manifest, TokenShard
+from protocol.manifest import FileRef, Manifest
 from protocol.sampling import train_samples
-
-VOCAB = 64
-Ids = np.ndarray[Any, np.dtype[np.uint16]]
-
-
-def random_ids(count: int, seed: int = 0) -> Ids:
-    return np.random.default_rng(seed).integers(0, VOCAB - 1, count, dtype=np.uint16)
-
-
-@dataclass
-class World:
-    """A folder with shards a (700 tokens), b (301) and v (100, held out), and a cache beside it."""
-
-    root: Path
-    parts: dict[str, Ids] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        (self.root / "data").mkdir()
-        for seed, (name, count) in enumerate({"a": 700, "b": 301, "v": 100}.items()):
-            self.parts[name] = random_ids(count, seed)
-            self.parts[name].tofile(self.path(name))
-
-    def path(self, name: str) -> Path:
-        return self.root / "data" / f"{name}.tokens"
-
-    def shard(self, name: str) -> TokenShard:
-        data = self.parts[name].tobytes()
-        return TokenShard(
-            digest=blake3.blake3(data).hexdigest(),
-            num_bytes=len(data),
-            num_tokens=len(data) // 2,
-            sources=(f"data/{name}.tokens",),
-        )
-
-    def manifest(self, **changed: Any) -> Manifest:
-        data = {"train": [self.shard("a"), self.shard("b")], "validation": [self.shard("v")]}
-        sections: dict[str, Any] = {
-            "name": "test",
-            "model": {
-                "vocab_size": VOCAB,
-                "hidden_size": 8,
-                "intermediate_size": 16,
-                "num_hidden_layers": 4,
-                "num_attention_heads": 2,
-                "num_key_value_heads": 2,
-                "max_position_embeddings": 16,
-            },
-            "num_block_stages": 4,
-            "data": data,
-            "batch": {"microbatch_samples": 3, "global_samples": 12, "context_tokens": 16},
-            "optimizer": {"learning_rate": 0.001},
-            "max_steps": 10,
-        }
-        return Manifest.model_validate(sections | changed)
-
-    def blobs(self) -> BlobFiles:
-        return BlobFiles(self.root / "cache", (self.root,))
-
-    def open(self, **changed: Any) -> TokenStore:
-        return open_token_store(self.manifest(**changed), self.blobs())
-
-    def refusal(self, **changed: Any) -> str:
-        with pytest.raises(UnusableError) as caught:
-            self.open(**changed)
-        assert caught.value.code == 2
-        assert "\n" not in str(caught.value)
-        return str(caught.value)
+from tests.tools.data_world import VOCAB, World
 
 
 @pytest.fixture
@@ -251,46 +183,6 @@ def test_a_shard_broken_while_running_is_refused(world: World, breakage: Any, sa
     breakage(world.path("b"))
     with pytest.raises(UnusableError, match=r"b\.tokens was replaced while the node was running: " + says):
         an_epoch()
-
-
-def rows(store: Any) -> list[Any]:
-    return [store.microbatch(step, microbatch).tolist() for step in range(1, 7) for microbatch in range(4)]
-
-
-@pytest.mark.parametrize("other_file_system", [False, True])
-@pytest.mark.parametrize("breakage", [_directory, _fifo, _gone])
-def test_a_folder_that_is_taken_away_while_running_takes_nothing_with_it(
-    world: World, monkeypatch: pytest.MonkeyPatch, breakage: Any, other_file_system: bool
-) -> None:
-    if other_file_system:
-        monkeypatch.setattr("os.link", lambda *_: (_ for _ in ()).throw(OSError(errno.EXDEV, "other file system")))
-    blobs = world.blobs()
-    store = open_token_store(world.manifest(), blobs)
-    before = rows(store)
-    for name in world.parts:
-        breakage(world.path(name))
-    assert rows(store) == before
-    for name, part in world.parts.items():
-        path = blobs.blob_path(world.shard(name).digest)
-        assert path is not None, "it is not served any more"
-        assert path.read_bytes() == part.tobytes()
-    if not other_file_system:
-        assert rows(world.open()) == before, "a restart finds it too"
-
-
-def test_what_is_kept_is_not_a_second_copy(world: World) -> None:
-    world.open()
-    kept = world.root / "cache" / f"{world.shard('a').digest}.blob"
-    assert kept.samefile(world.path("a"))
-
-
-def test_few_files_are_held_open(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.link", lambda *_: (_ for _ in ()).throw(OSError(errno.EXDEV, "other file system")))
-    monkeypatch.setattr("node.data.files.MAX_HELD", 1)
-    before = len(os.listdir("/proc/self/fd"))
-    store = world.open()
-    assert len(os.listdir("/proc/self/fd")) == before + 1
-    rows(store)
 
 
 def test_an_unreadable_shard(world: World) -> None:

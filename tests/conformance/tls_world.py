@@ -87,7 +87,7 @@ class TlsWorld(GrpcWorld):
         self.leases: dict[str, Lease] = {}
         self.unleased: set[str] = set()
         self.back: dict[str, DialBack] = {}
-        self._number = {peer(number): number for number in range(4)}
+        self._number = {peer(number): number for number in range(5)}
 
     async def settle(self) -> None:
         """The last closer: tasks that gRPC made for a stranger's refused call end a little later than the call."""

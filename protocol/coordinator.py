@@ -8,7 +8,6 @@ facts. What it decides goes out as messages, also to its own node.
 from __future__ import annotations
 
 from protocol.assignment import MAX_WATCHED_NEIGHBOURS, make_plan
-from protocol.blame import Blame
 from protocol.chain import Chain, choose_voters
 from protocol.commands import Command, Introduce, Note, SendMessage
 from protocol.herald import Herald
@@ -64,7 +63,6 @@ class Coordinator:
         self._proposal: Proposal | None = None
         self._polls = Polls(manifest, chain)
         self._losses = Losses(me, chain, view, manifest.timing.lapse_s)
-        self._blame = Blame(chain, me)
         self._orders: dict[str, bool] = {"pause": False, "stop": False}
         self._serial = 0
         self._first_attempt = ATTEMPTS_PER_TERM * (ballot.term - 1)
@@ -192,10 +190,8 @@ class Coordinator:
         """A seat cannot finish the attempt."""
         if self.ledger and self.ledger.names(message.step, message.attempt) and self._proposal is None:
             blame = f" ({message.peer[-8:]})" if message.peer else ""
+            self._losses.stalled(member, message)
             self._void(f"peer {member.peer[-8:]}: {message.reason}{blame}", now)
-            dropped = self._blame.enter(member, message.peer, message.step, message.attempt)
-            if dropped:
-                self._losses.left(*dropped)
 
     def on_suspect(self, peer: PeerId, message: Suspect, now: float) -> None:
         """A second opinion about a member that may be lost."""

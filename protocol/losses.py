@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from protocol.blame import Blame
 from protocol.chain import Chain
 from protocol.ids import Member, PeerId
 from protocol.ledger import Ledger
+from protocol.messages import Stalled
 from protocol.records import Seating
 from protocol.view import View
 
@@ -22,6 +24,7 @@ class Losses:
         self._lost: dict[Member, str] = {}
         self._opinions: dict[Member, dict[PeerId, float]] = {}
         self._probed: dict[Member, float] = {}
+        self._blame = Blame(chain, me)
 
     def __bool__(self) -> bool:
         """Is somebody who is still on the roster lost?"""
@@ -39,6 +42,12 @@ class Losses:
         """The member says itself that it goes."""
         if self._is_seated(member):
             self._lost.setdefault(member, f"left: {reason}")
+
+    def stalled(self, by: Member, message: Stalled) -> None:
+        """An attempt failed; after several that failed at the same member it is done without."""
+        dropped = self._blame.enter(by, message.peer, message.step, message.attempt)
+        if dropped:
+            self.left(*dropped)
 
     def heard(self, member: Member) -> None:
         """A later incarnation speaks: the one on the roster is lost, with all that it held, and nobody else needs asking."""

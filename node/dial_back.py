@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from node.ports import Clock, PeerError
+from node.reach import host_of, is_private
 from node.transport.config import DialBackAnswer
 from protocol.ids import PeerId
 from protocol.messages import Contact
@@ -27,6 +28,9 @@ Prove = Callable[[Contact], Awaitable[None]]
 
 class DialBack:
     """The answering side."""
+
+    is_near = False
+    """Private addresses may be dialled. In a public run nobody may look into this node's own network by it."""
 
     def __init__(self, claims: Claims, prove: Prove, clock: Clock) -> None:
         self._claims, self._prove, self._clock = claims, prove, clock
@@ -62,6 +66,8 @@ class DialBack:
     async def _dial(self, caller: Contact, seen_host: str) -> DialBackAnswer:
         if not await self._claims(caller.peer, caller.address):
             return DialBackAnswer(False, False, "only the address in the caller's own lease is dialled", seen_host)
+        if not self.is_near and is_private(host_of(caller.address)):
+            return DialBackAnswer(False, False, "private addresses are not dialled in a public run", seen_host)
         try:
             async with asyncio.timeout(DIAL_S):
                 await self._prove(caller)

@@ -82,6 +82,7 @@ class Network:
     asker: Asker
     guests: Guests
     donors: GrpcDonors
+    back: DialBack
     where: Whereabouts
 
 
@@ -123,10 +124,11 @@ class Opening:
         if run.founder:
             where = where.in_run(run.is_local)
             where.for_founder(self.settings.dht_port)
+        back.is_near = where.is_near
         directory = await self._open_directory(home, run, where, guests, group)
         stack.push_async_callback(bounded, directory.close, "the directory")
         guests.open(directory.leases)
-        network = Network(http, transport, directory, asker, guests, GrpcDonors(security, self.on_bytes), where)
+        network = Network(http, transport, directory, asker, guests, GrpcDonors(security, self.on_bytes), back, where)
         await self._refuse_double(home, network)
         return network
 
@@ -230,6 +232,7 @@ async def settle(
 ) -> Network:
     """The manifest is known: where peers reach this node is found and proven, before it wishes for a stage."""
     where, directory = network.where.in_run(is_local), network.directory
+    network.back.is_near = where.is_near
     ports = (parse_host_port(network.transport.address)[1], directory.port)
     reachable = Reachable(network.asker, newcomer.move, say, SystemRandom(), clock, *ports, where.is_near)
     address = await reachable.settle(where.told, [Contact(lease.peer, lease.address) for lease in leases])

@@ -44,7 +44,7 @@ async def _leases(invite: Invite) -> list[Lease]:
             run_digest=invite.manifest_digest,
             identity=load_or_create(Path(folder)),
             runtime_dir=Path(folder),
-            listen="/ip4/127.0.0.1/tcp/0",  # a visitor asks; nobody has to reach it
+            quiet=True,  # a visitor asks; nobody has to reach it
             initial_peers=invite.addresses,
             bootstrap_timeout_s=ENTER_TIMEOUT_S,
         )

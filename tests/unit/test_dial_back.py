@@ -12,8 +12,8 @@ from node.sim.loop import VirtualClock, run_virtual
 from node.transport.config import DialBackAnswer
 from protocol.messages import Contact
 
-HOME = "203.0.113.7:28480"
-ANNA = "198.51.100.1"
+HOME, SHED = "8.8.4.4:28480", "8.8.4.5:1"
+ANNA = "1.1.1.1"
 
 
 class World:
@@ -40,11 +40,9 @@ class World:
 
 def test_a_reached_caller_and_one_that_is_not() -> None:
     async def main() -> None:
-        world = World({"a": HOME, "b": "203.0.113.8:1"}, {HOME: 0.1})
+        world = World({"a": HOME, "b": SHED}, {HOME: 0.1})
         assert await world.ask("a", HOME) == DialBackAnswer(True, True, "", ANNA)
-        assert await world.ask("b", "203.0.113.8:1") == DialBackAnswer(
-            True, False, "cannot reach 203.0.113.8:1: connection refused", ANNA
-        )
+        assert await world.ask("b", SHED) == DialBackAnswer(True, False, f"cannot reach {SHED}: connection refused", ANNA)
 
     run_virtual(main())
 
@@ -52,7 +50,7 @@ def test_a_reached_caller_and_one_that_is_not() -> None:
 def test_only_the_callers_own_address_is_dialled() -> None:
     async def main() -> None:
         world = World({"a": HOME}, {})
-        for peer, address in (("a", "192.0.2.1:22"), ("b", HOME), ("c", "")):
+        for peer, address in (("a", "9.9.9.9:22"), ("b", HOME), ("c", ""), ("d", "nonsense\n")):
             answer = await world.ask(peer, address)
             assert (answer.dialled, answer.reached, answer.seen_host) == (False, False, ANNA)
         assert world.dialled == []
@@ -94,5 +92,20 @@ def test_only_so_many_are_dialled_at_once() -> None:
         assert [answer.reached for answer in answers] == [True] * MAX_DIALS + [False] * 2 * MAX_DIALS
         assert not any(answer.dialled for answer in answers[MAX_DIALS:])
         assert (await world.ask(peers[-1], HOME)).reached, "who was sent away may try again"
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:22", "10.0.0.1:22", "[fd00::1]:22", "router:80", "[::ffff:192.168.0.1]:80"])
+def test_nobodys_own_network_is_looked_into(address: str) -> None:
+    """A lease may name any address; in a public run it must not tell its peer what listens beside the node that is asked."""
+
+    async def main() -> None:
+        world = World({"a": address}, {address: 0.0})
+        answer = await world.ask("a", address)
+        assert (answer.dialled, world.dialled) == (False, [])
+        world.back.is_near = True
+        await world.clock.sleep(PAUSE_S)
+        assert (await world.ask("a", address)).reached
 
     run_virtual(main())

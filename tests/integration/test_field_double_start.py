@@ -53,9 +53,8 @@ def second(live: Swarm, state_dir: Path, **ports: str) -> Ended:
 
 def assert_names(ended: Ended, *words: str) -> None:
     assert (ended.code, ended.out) == (BAD_USE, ""), ended.err
-    [line] = [line for line in ended.err.splitlines() if line.startswith("regrow: ")]
     for word in words:
-        assert word in line
+        assert word in ended.verdict
 
 
 def test_its_ports(live: Swarm, tmp_path: Path) -> None:
@@ -83,7 +82,9 @@ def test_killed_and_started_again_at_once(tmp_path: Path) -> None:
         first = made.running(made.start(manifest))
         port = str(parse_multiaddress(parse(first.invite).addresses[0]).port)
         for number in range(2, 4):
-            made.nodes.pop().process.kill()
+            killed = made.nodes.pop().process
+            killed.kill()
+            killed.wait()
             flags = ("--listen", first.grpc, "--dht-port", port, "--metrics", first.http)
             again = made.running(made.start(manifest, *flags))
             assert (again.peer, again.grpc, again.http) == (first.peer, first.grpc, first.http)

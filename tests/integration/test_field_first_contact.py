@@ -72,8 +72,8 @@ def test_a_public_run_with_a_private_address_announced(flags: list[str], option:
     command = ("start", manifest, "--state-dir", tmp_path / "state", "--listen", "127.0.0.1:0", *ANY_PORTS, *flags)
     ended = forked(*command)
     assert (ended.code, ended.out) == (BAD_USE, ""), ended.err
-    assert option in ended.line
-    assert "--lan" in ended.line
+    assert option in ended.verdict
+    assert "--lan" in ended.verdict
 
 
 def test_a_public_run_at_a_private_address(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_public_run_at_a_private_address(tmp_path: Path) -> None:
     ended = forked("start", manifest, "--state-dir", tmp_path / "state", "--listen", "127.0.0.1:0", *ANY_PORTS)
     assert (ended.code, ended.out) == (UNREACHABLE, ""), ended.err
     for words in ("127.0.0.1:", "--announce", "--lan"):
-        assert words in ended.line
+        assert words in ended.verdict
 
 
 # ---- the order of starts
@@ -115,8 +115,7 @@ def test_a_wrong_peer_and_a_trailing_blank(tmp_path: Path) -> None:
         flags = ("--state-dir", tmp_path / "wrong", "--listen", "127.0.0.1:0", *ANY_PORTS)
         ended = regrow("join", wrong, *flags, "--bootstrap-timeout-s", "30", limit_s=90)
         assert (ended.code, ended.out) == (UNREACHABLE, ""), ended.err
-        [line] = [line for line in ended.err.splitlines() if line.startswith("regrow: ")]
-        assert "another peer answers there" in line
+        assert "another peer answers there" in ended.verdict
         blank = made.join(f" {good}\n", name="blank")
         wait_for("it is known", lambda: len(made.status(first).get("view", ())) == 1, LIMIT_S, made.situation)
         end_all_at_once([first, blank])

@@ -37,6 +37,12 @@ class Ended:
         assert len(lines) == 1, f"{len(lines)} lines on stderr:\n{self.err}"
         return lines[0]
 
+    @property
+    def verdict(self) -> str:
+        """The only line on stderr that says why it ended; notes may stand before it."""
+        [line] = [line for line in self.err.splitlines() if line.startswith("regrow: ")]
+        return line
+
 
 def regrow(*args: object, env: Mapping[str, str] | None = None, limit_s: float = 60) -> Ended:
     """`regrow ARGS`, started in the repository's root so that the code under test is this tree's."""

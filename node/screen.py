@@ -37,6 +37,7 @@ TICK_S = 1.0
 REDRAW_S = 0.2
 """At least so long between two redraws for steps: small runs make twenty a second."""
 ROUTINE = ("training", "evaluating")
+LATE_S = 10.0
 SHARED = (
     "Other peers see this node's address, its peer id and the tensors of its stages; nothing else of this machine is"
     " shared, and no code from elsewhere runs here."
@@ -163,9 +164,14 @@ class Screen:
         """One line: a transfer, the progress, or what was said last and how long ago."""
         if self._transfers:
             return "; ".join(transfer.sentence(now) for transfer in self._transfers.values())
-        if self.progress.step and self._stepped_at >= self._said_at:
+        if self.progress.step and (self._stepped_at >= self._said_at or self._said.startswith(ROUTINE)):
             share = self.contribution.share if self.contribution else None
-            return self.progress.sentence() + (f"  own share {share:.0%}" if share is not None else "")
+            late = now - self._stepped_at
+            return (
+                self.progress.sentence()
+                + (f"  own share {share:.0%}" if share is not None else "")
+                + (f"  last step {duration(late)} ago" if late >= LATE_S else "")
+            )
         return f"{self._said or 'starting'} ({duration(now - self._said_at)})"
 
     def observe_event(self, event: Event) -> None:

@@ -148,6 +148,16 @@ def test_the_routine_of_a_run_is_no_news() -> None:
     assert out.getvalue().splitlines() == ["training", "paused by the organiser", "training"]
 
 
+def test_in_its_routine_a_run_shows_its_steps_and_how_late_the_next_one_is() -> None:
+    screen, out, clock = plain()
+    with screen:
+        screen.observe_command(Note("loss", dict(loss(7, 2.0))))
+        clock.now += 1
+        screen.say("evaluating after step 7")
+        seen = [line for _, line in ticks(screen, clock, out, 12)]
+    assert seen[-2:] == ["step 7  loss 2.000", "step 7  loss 2.000  last step 13s ago"]
+
+
 @pytest.mark.parametrize(("others", "held"), [(0, "nobody else holds it"), (1, "1 other holds it"), (2, "2 others hold it")])
 def test_a_seat_and_why(others: int, held: str) -> None:
     screen, out, _ = plain()

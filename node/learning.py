@@ -81,7 +81,7 @@ class Tally:
     failures: int = 0
     """In a row."""
     mismatches: int = 0
-    """How often a state that it had a part in had another digest than was told."""
+    """How often a state that it had a part in had another digest than was told, since it had a part in a right one."""
     aside_until: float = -math.inf
 
     @property
@@ -153,7 +153,7 @@ class Learner:
     # ---- donors ----
 
     def _hire(self, group: asyncio.TaskGroup) -> None:
-        """Ask up to `MAX_DONORS`, those first that failed and brought least so far."""
+        """Ask up to `MAX_DONORS`."""
         self._listed = {contact.peer: contact for contact in self.means.syllabus.donors(self.stage)}
         room = (1 if self._alone else MAX_DONORS) - len(self._working)
         for contact in self._free()[: max(0, room)]:
@@ -161,15 +161,17 @@ class Learner:
             group.create_task(self._work(contact), name=f"learn stage {self.stage} from {contact.peer[-8:]}")
 
     def _free(self) -> list[Contact]:
-        """Who could be asked and is not."""
+        """Who could be asked and is not; nobody who is less trustworthy than another one; those that failed and brought
+        least so far come first."""
         now = self.means.clock.monotonic()
 
-        def order(contact: Contact) -> tuple[int, int, int, PeerId]:
+        def order(contact: Contact) -> tuple[int, int, PeerId]:
             tally = self._tally(contact.peer)
-            return tally.mismatches, tally.failures, tally.num_bytes, contact.peer
+            return tally.failures, tally.num_bytes, contact.peer
 
-        listed = [c for c in self._listed.values() if c.peer not in self._working]
-        return sorted((c for c in listed if self._tally(c.peer).aside_until <= now), key=order)
+        free = [c for c in self._listed.values() if c.peer not in self._working and self._tally(c.peer).aside_until <= now]
+        least = min((self._tally(peer).mismatches for peer in (*(c.peer for c in free), *self._working)), default=0)
+        return sorted((c for c in free if self._tally(c.peer).mismatches == least), key=order)
 
     def _tally(self, peer: PeerId) -> Tally:
         return self.tallies.setdefault(peer, Tally())
@@ -292,6 +294,8 @@ class Learner:
                 self._start_over(f"what came is not state {head[:8]} as its donors tell it: its digest is another")
             else:
                 self._learned, self._alone = head, False
+                for peer in self._used:
+                    self._tally(peer).mismatches = 0
                 self._tell_learned(facts, info.digest)
 
     def _tell_learned(self, facts: StateFacts, digest: str) -> None:

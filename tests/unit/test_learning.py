@@ -196,14 +196,19 @@ def test_a_wrong_digest_clears_everything_and_one_donor_is_asked_at_a_time(liar:
     school.given[liar].always = fault
 
     async def script() -> None:
-        await asyncio.sleep(0)
         await school.is_learned(5, 300.0)
+        asked = school.given[liar].num_calls
+        for age in range(6, 12):
+            school.training.commit()
+            await school.is_learned(age, WITHIN_S)
+        assert school.given[liar].num_calls == asked, "who may have lied is not asked while another one is there"
 
     learner = school.run(script)
     assert school.given[liar].fired
     assert any("digest is another" in reason for _, reason in school.faults)
     assert f"peer{liar}" not in school.learned[-1].donors
-    assert learner.num_fetched >= 40
+    assert 40 <= learner.num_fetched <= 80
+    assert learner.num_replayed == 6 * 20
 
 
 def test_a_lone_liar_is_never_believed(seed: int) -> None:

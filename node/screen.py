@@ -116,9 +116,9 @@ class Screen:
                 ("peers reach it at", running.grpc),
                 ("status", f"http://{running.http}/status"),
                 ("state", running.state_dir),
-                ("others join with", f"regrow join {running.invite}"),
             ]
         )
+        self.line(f"others join with: regrow join {running.invite}")  # not in a table, whose folds would be copied with it
 
     def report(self, rows: Sequence[tuple[str, str]], as_json: dict[str, Any]) -> None:
         """The result of a command that ends with it, on stdout."""

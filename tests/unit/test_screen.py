@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import subprocess
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -228,6 +229,14 @@ def test_a_terminal_gets_a_live_line_and_names_as_they_are() -> None:
     assert "[red]a" in text
     assert "step 3/9  loss 2.000" in text
     assert "error: disk [/]" in text
+
+
+def test_an_invite_can_be_copied_from_a_narrow_terminal() -> None:
+    out = io.StringIO()
+    invite = "regrow1:" + "x" * 300
+    with Screen(StepClock(), console=Console(file=out, force_terminal=True, width=40, soft_wrap=True)) as screen:
+        screen.up(replace(RUNNING, invite=invite))
+    assert f"regrow join {invite}\n" in out.getvalue()
 
 
 def test_what_peers_say_cannot_drive_the_terminal() -> None:

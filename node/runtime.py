@@ -67,6 +67,7 @@ from protocol.messages import Contact, Message, Order, PayloadHeader, ReduceHead
 from protocol.node_state import NodeState
 
 TICKS_PER_HEARTBEAT = 4
+MAX_RIVALS = 8
 LOOK_UNSEATED_S = 1.0
 TOMBSTONE_S = 2.0
 log = logging.getLogger(__name__)
@@ -244,10 +245,10 @@ class Runtime:
         while True:
             leases = [x for x in await self.ports.directory.leases() if not x.leaving]
             others = [x for x in leases if x.peer != config.member.peer and x.address]
-            heads = [x for x in others if x.coordinator]
-            head = max(heads, key=lambda x: (x.ballot_term, x.peer), default=None)
-            contact = Contact(head.peer, head.address) if head else None
-            self.dispatch(LeasesSeen(contact, tuple(Contact(x.peer, x.address) for x in others)))
+            heads = sorted((x for x in others if x.coordinator), key=lambda x: (x.ballot_term, x.peer), reverse=True)
+            claims = tuple(Contact(x.peer, x.address) for x in heads[:MAX_RIVALS])
+            first = claims[0] if claims else None
+            self.dispatch(LeasesSeen(first, tuple(Contact(x.peer, x.address) for x in others), claims))
             seated = bool(self.state.bench.seats)
             await self.ports.clock.sleep(config.manifest.timing.lease_s / 3 if seated else LOOK_UNSEATED_S)
 

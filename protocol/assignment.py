@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from protocol.ids import PeerId
+from protocol.ids import Member, PeerId
 from protocol.messages import Hop, Route
 
 MAX_WATCHED_NEIGHBOURS = 4
@@ -99,3 +99,10 @@ def _links(routes: Sequence[Route]) -> dict[PeerId, tuple[PeerId, ...]]:
                 uses.setdefault(a.peer, Counter())[b.peer] += 1
                 uses.setdefault(b.peer, Counter())[a.peer] += 1
     return {peer: tuple(sorted(near, key=lambda p: (-near[p], p))) for peer, near in uses.items()}
+
+
+def ring(members: list[Member], member: Member) -> list[PeerId]:
+    """The members before and after in roster order: so everybody is watched by a second node."""
+    at = members.index(member)
+    around = [members[at - 1].peer, members[(at + 1) % len(members)].peer]
+    return [peer for peer in dict.fromkeys(around) if peer != member.peer]

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from protocol.ids import Ballot, Member, PeerId, RecordId, StateId, initial_state_id, next_state_id
+from protocol.ids import Ballot, Member, PeerId, RecordId, StateId, hash_of, initial_state_id, next_state_id
 from protocol.manifest import Manifest
 from protocol.messages import Contact, Summary
 from protocol.records import Commit, Record, Roster, Seating, Share, genesis_id, is_fork, record_id
@@ -15,6 +15,7 @@ from protocol.schedule import gradient_norm
 MAX_VOTERS = 7
 KEPT_RECORDS = 64
 KEPT_COMMITS = 64
+MAX_SEEN = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ class Chain:
         self.lineage: RecordId = ""
         """The newest Roster on it that forked; '' = none did."""
         self.past: deque[Past] = deque(maxlen=KEPT_COMMITS)
+        self.seen: dict[PeerId, None] = {founder.peer: None} if founder else {}
+        """Peers that ever had a seat, as far as is known here: the newest."""
         self._members: dict[PeerId, Member] = {}
         self._active: set[tuple[int, PeerId]] = set()
         self._kept: deque[tuple[RecordId, Decided]] = deque(maxlen=KEPT_RECORDS)
@@ -120,12 +123,16 @@ class Chain:
     def _set_seatings(self, seatings: list[Seating]) -> None:
         self.seatings = seatings
         self._members = {s.member.peer: s.member for s in self.seatings}
+        if not self._members.keys() <= self.seen.keys():
+            self.seen = dict.fromkeys([*self.seen, *self._members][-MAX_SEEN:])
         self._active = {(s.stage, s.member.peer) for s in self.seatings if s.role == "active"}
 
     def summary(self, ballot: Ballot, contacts: tuple[Contact, ...]) -> Summary:
         """Where it stands, for one that lacks more than is kept."""
         loss, seatings, states = self.loss or 0.0, tuple(self.seatings), tuple(self.state_ids)
-        return Summary(ballot, self.head, self.step, self.tokens, loss, seatings, self.voters, states, contacts, self.height)
+        return Summary(
+            ballot, self.head, self.step, self.tokens, loss, seatings, self.voters, states, contacts, self.height, self.lineage
+        )
 
     def adopt(self, summary: Summary) -> str:
         """Go on from where another chain stands; '' or why not. It must be further than this one: nobody goes back."""
@@ -137,12 +144,19 @@ class Chain:
         if wrong:
             return wrong
         self.head, self.height, self.step, self.tokens = summary.head, summary.height, summary.step, summary.tokens
-        self.loss = summary.loss if summary.step else None
+        self.loss, self.lineage = summary.loss if summary.step else None, summary.lineage
         self.state_ids, self.voters = list(summary.state_ids), summary.voters
         self._kept.clear()
         self.past.clear()
         self._set_seatings(list(summary.seatings))
         return ""
+
+    def begin_anew(self) -> None:
+        """Leave the lineage: nothing follows this head but a summary of another one."""
+        seen, manifest = self.seen, self._manifest
+        head = hash_of(["anew", self.head])
+        self.__init__(manifest, None)  # type: ignore[misc]
+        self.head, self.seen = head, seen
 
     def after(self, head: RecordId) -> list[Decided] | None:
         """Records that follow `head`, oldest first; None if `head` is not known (any more)."""

@@ -7,7 +7,7 @@ facts. What it decides goes out as messages, also to its own node.
 
 from __future__ import annotations
 
-from protocol.assignment import MAX_WATCHED_NEIGHBOURS, make_plan
+from protocol.assignment import MAX_WATCHED_NEIGHBOURS, make_plan, ring
 from protocol.chain import Chain, choose_voters
 from protocol.commands import Command, Introduce, Note, SendMessage
 from protocol.herald import Herald
@@ -453,20 +453,13 @@ class Coordinator:
             if s.member == member
         )
         neighbours = plan.neighbours(peer)
-        ring = self._ring(member)
-        watch = tuple(dict.fromkeys([*ring, *neighbours[:MAX_WATCHED_NEIGHBOURS]]))
-        contacts = contacts_of(list(dict.fromkeys([*neighbours, *ring])), self.addresses)
+        around = ring(self._chain.members(), member)
+        watch = tuple(dict.fromkeys([*around, *neighbours[:MAX_WATCHED_NEIGHBOURS]]))
+        contacts = contacts_of(list(dict.fromkeys([*neighbours, *around])), self.addresses)
         self._send(
             peer,
             OpenStep(self.ballot, ledger.step, ledger.attempt, ledger.parent, work, plan.routes_from(peer), contacts, watch),
         )
-
-    def _ring(self, member: Member) -> list[PeerId]:
-        """The members before and after in roster order: so everybody is watched by a second node."""
-        row = self._chain.members()
-        at = row.index(member)
-        around = [row[at - 1].peer, row[(at + 1) % len(row)].peer]
-        return [p for p in dict.fromkeys(around) if p != member.peer]
 
     def _void(self, reason: str, now: float) -> None:
         ledger, self.ledger = self.ledger, None

@@ -22,6 +22,8 @@ class LeasesSeen:
 
     coordinator: Contact | None
     others: tuple[Contact, ...]
+    rivals: tuple[Contact, ...] = ()
+    """Everybody else who claims to coordinate, the highest ballot first; a few are enough."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,21 @@ from protocol.messages import (
     Wish,
 )
 
+TO_COORDINATOR = (
+    Wish,
+    Leave,
+    Learning,
+    Suspect,
+    RecordsWanted,
+    ReduceReady,
+    ReducedReport,
+    AppliedReport,
+    Stalled,
+    Held,
+    Evaluated,
+)
+"""What is said to the coordinator."""
+
 
 def hear(coordinator: Coordinator, chain: Chain, member: Member, message: Message, now: float) -> None:
     """Let the coordinator know. Only members on the roster, in the incarnation that is on it, are heard on a step; voters on a

@@ -257,6 +257,8 @@ class Summary:
     contacts: tuple[Contact, ...]
     height: int
     """Number of decided records up to `head`; nobody goes back on the chain."""
+    lineage: RecordId = ""
+    """The newest Roster on the chain that forked; '' = none did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +353,30 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
+class Yield:
+    """Another lineage of the run is further: begin anew and ask its coordinator for a seat, as I do."""
+
+    ballot: Ballot
+    to: Contact
+
+
+# ---- between coordinators ----
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """One coordinator of the run to another: here my lineage stands; I would give mine up for yours; come."""
+
+    word: Literal["stands", "offers", "accepts"]
+    ballot: Ballot
+    lineage: RecordId
+    step: int
+    covers: bool
+    """Somebody who was just heard, and who follows this ballot, holds every stage."""
+    voters: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Order:
     """What the organiser wants, signed with the organiser's key (see `protocol.orders`)."""
 
@@ -385,6 +411,8 @@ Message = (
     | Probe
     | OpenEvaluation
     | Standing
+    | Yield
+    | Meeting
     | Order
 )
 

@@ -42,19 +42,17 @@ from protocol.events import (
     Tick,
 )
 from protocol.follower import Follower
-from protocol.hearing import hear
+from protocol.hearing import TO_COORDINATOR, hear
 from protocol.ids import Ballot, Member, PeerId
 from protocol.leader import Leader
+from protocol.meeting import Meetings, Stand
 from protocol.messages import (
-    AppliedReport,
     Contact,
     Decide,
-    Evaluated,
     Goodbye,
     Heartbeat,
     Held,
-    Learning,
-    Leave,
+    Meeting,
     Message,
     OpenEvaluation,
     OpenStep,
@@ -64,17 +62,14 @@ from protocol.messages import (
     Probe,
     Promise,
     Propose,
-    RecordsWanted,
-    ReducedReport,
     ReduceHeader,
-    ReduceReady,
-    Stalled,
     Standing,
     StartReduce,
     Summary,
     Suspect,
     VoidStep,
     Wish,
+    Yield,
 )
 from protocol.node_config import NodeConfig
 from protocol.status import snapshot
@@ -85,19 +80,6 @@ from protocol.workbench import Workbench
 
 __all__ = ["NodeConfig", "NodeState"]
 
-TO_COORDINATOR = (
-    Wish,
-    Leave,
-    Learning,
-    Suspect,
-    RecordsWanted,
-    ReduceReady,
-    ReducedReport,
-    AppliedReport,
-    Stalled,
-    Held,
-    Evaluated,
-)
 Handler = Callable[[PeerId, int, Any, float], None]
 """(sender, its incarnation, message, now)"""
 
@@ -115,6 +97,7 @@ class NodeState:
         self.leader = Leader(self.acceptor, self.chain, me if config.founder else None)
         self.takeover = Takeover(me, manifest, self.chain, self.view, self.leader, self.acceptor)
         self.follower = Follower(me, manifest, self.chain, self.acceptor, self.bench, self.view)
+        self.meetings = Meetings(me, manifest, self.chain, self.view, self.takeover)
         self.follower.claim = self._claim
         self.takeover.learn = self.follower.learn
         self.coordinator = Coordinator(manifest, me, self.ballot, self.chain, self.view) if config.founder else None
@@ -148,6 +131,8 @@ class NodeState:
             Probe: self._led(self._on_probe),
             OpenEvaluation: self._led(lambda _p, _i, m, now: self.bench.ask_evaluation(m, now)),
             Standing: self._led(self._on_standing),
+            Yield: self._led(self._on_yield),
+            Meeting: self._on_meeting,
         }
         self._events: dict[type, Callable[[Any, float], None]] = {
             Tick: self._on_tick,
@@ -241,6 +226,7 @@ class NodeState:
             self._next_beat = now
         if not self.leader.peer:
             self._say("waiting: no coordinator is known yet")
+        self._emit(self.meetings.look([c.peer for c in event.rivals], self._stand(), now))
 
     def _on_message(self, event: MessageReceived, now: float) -> None:
         self.view.heard(event.peer, now)
@@ -304,7 +290,7 @@ class NodeState:
     def _beat(self) -> Heartbeat:
         o = self.bench.open
         step, attempt = (o.step, o.attempt) if o else (0, 0)
-        ballot = max(self.ballot, self.acceptor.promised)
+        ballot = max(self.ballot, self.acceptor.promised, self.acceptor.floor)
         return Heartbeat(self.config.member.incarnation, ballot, self.chain.head, step, attempt)
 
     def _on_probe(self, peer: PeerId, _: int, message: Probe, now: float) -> None:
@@ -313,6 +299,43 @@ class NodeState:
             self.view.expect(message.member.peer, now)
             self._watch.for_a_while(message.member.peer, now)
             self._send(message.member.peer, self._beat())
+
+    # ---- other lineages ----
+
+    def _stand(self) -> Stand:
+        return Stand(self.ballot, self.coordinator is not None)
+
+    def _on_meeting(self, peer: PeerId, incarnation: int, message: Meeting, now: float) -> None:
+        stays = self.meetings.on_meeting(Member(peer, incarnation), message, self._stand(), now)
+        self._emit(self.meetings.take())
+        if not stays:
+            to = Contact(peer, self.bench.addresses.get(peer, ""))
+            for member in self.chain.members() if self.coordinator else ():
+                if member.peer != self._me:
+                    self._send(member.peer, Yield(self.ballot, to))
+            self._begin_anew(peer, now)
+
+    def _on_yield(self, _: PeerId, _incarnation: int, message: Yield, now: float) -> None:
+        if message.to.peer != self._me:
+            self.bench.introduce([message.to])
+            self._begin_anew(message.to.peer, now)
+
+    def _begin_anew(self, to: PeerId, now: float) -> None:
+        """Another lineage is further: leave this one, with all its state, and ask for a seat there."""
+        self._out.append(Note("yielded", {"to": to, "step": self.chain.step}))
+        self._say(f"another part of the swarm is further: joining it at {to[-8:]}")
+        for member in self.chain.members():
+            self.view.forget(member.peer)
+        self.coordinator, self._leaderless, self._standing, self.phase = None, False, None, "waiting"
+        self.chain.begin_anew()
+        self.acceptor.begin_anew()
+        self.leader.learn(to)
+        self.takeover.begin_anew()
+        self.meetings.begin_anew()
+        self.bench.leave_lineage(to, "joins another lineage")
+        self.view.expect(to, now)
+        self._next_beat = now
+        self._claim()
 
     # ---- facts for the coordinator ----
 

@@ -28,6 +28,7 @@ BACKOFF_S = 0.3
 BACKOFF_HEARTBEATS = 0.3
 PATIENCE_HEARTBEATS = 2.0
 """How long one that promised, or that heard of a rival, leaves the field to the other."""
+HOPE_LAPSES = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,18 @@ class Takeover:
         how = "it comes back: no other node holds its stage" if alone else "it comes back or the voters follow another"
         return f"is not heard; the run goes on when {how}{self.lacks(now)}"
 
+    def begin_anew(self) -> None:
+        """This node leaves its lineage."""
+        self.followed()
+        self.candidate = self.won = self._gone_at = self._rival_at = None
+        self.leading, self.before, self._highest = False, "", NO_BALLOT
+        self.roll.end()
+
+    def has_no_hope(self, now: float) -> bool:
+        """Has nobody led for so long, and do those that are heard lack so much, that this lineage lives no more here?"""
+        since = self._gone_at
+        return since is not None and now - since > self._fork_after_s + HOPE_LAPSES * self._lapse_s and bool(self.lacks(now))
+
     def lacks(self, now: float) -> str:
         """For people: why those that are heard do not go on without a quorum; '' while that is not known."""
         called = self.roll.called_at
@@ -129,7 +142,7 @@ class Takeover:
         lets_go |= sender.peer in (self._leader.peer, self._me.peer)
         if asked.ballot.term > self._acceptor.promised.term + MAX_TERM_AHEAD or not lets_go:
             return False
-        if not self._acceptor.grant(asked.ballot, sender):
+        if not self._acceptor.may_vote(self._chain.head, asked.ballot) or not self._acceptor.grant(asked.ballot, sender):
             return False
         if sender != self._me:
             self._yield(now)

@@ -148,11 +148,20 @@ class Workbench:
                 self._out.append(KeepGradients(stage, wanted))
         self.go_on(now)
 
-    def begin_anew(self) -> None:
+    def begin_anew(self, why: str = "too far behind") -> None:
         """The chain begins anew here: states from before are of no use."""
         for seat in list(self.seats.values()):
             self._drop(seat)
-            self._out.append(Note("left", {"stage": seat.state.stage, "reason": "too far behind"}))
+            self._out.append(Note("left", {"stage": seat.state.stage, "reason": why}))
+
+    def leave_lineage(self, leader: PeerId, why: str) -> None:
+        """Forget everything that is open; `leader` coordinates the other one."""
+        self.close()
+        self.begin_anew(why)
+        self.leader, self.ballot = leader, NO_BALLOT
+        self._pending = self._pending_evaluation = self._stalled = None
+        self._voided = (NO_BALLOT, 0, 0)
+        self._reported.clear()
 
     def learning(self, event: LearningGoesOn, _now: float) -> None:
         """The copy of a stage has come so far."""

@@ -7,6 +7,7 @@ import sys
 
 from node.sim.churn import Churn
 from node.sim.faults import COORDINATOR_PHASES, SEAT_PHASES
+from node.sim.parting import Parting
 from node.sim.scenario import make_scenario, make_takeover
 from node.sim.story import story_of, told
 from node.sim.trial import Trial
@@ -19,9 +20,10 @@ def main() -> int:
     parser.add_argument("--limit", type=int, default=400, help="most lines of the story (the last ones are kept)")
     parser.add_argument("--takeover", choices=COORDINATOR_PHASES + SEAT_PHASES, help="the coordinator goes before it does this")
     parser.add_argument("--churn", action="store_true", help="people walk in and out all the time")
+    parser.add_argument("--parting", action="store_true", help="the swarm is parted in two for a while")
     options = parser.parse_args()
-    if options.churn:
-        return _churn(options.seed, options.limit)
+    if options.churn or options.parting:
+        return _live(Churn(options.seed) if options.churn else Parting(options.seed), options.limit)
     scenario = make_takeover(options.seed, options.takeover) if options.takeover else make_scenario(options.seed)
     trial = Trial(scenario)
     broken: AssertionError | None = None
@@ -35,15 +37,14 @@ def main() -> int:
     return 1 if broken else 0
 
 
-def _churn(seed: int, limit: int) -> int:
-    churn = Churn(seed)
+def _live(life: Churn | Parting, limit: int) -> int:
     broken: AssertionError | None = None
     try:
-        churn.run()
+        life.run()
     except AssertionError as error:
         broken = error
-    sys.stdout.write("\n".join(story_of(churn.world, churn.watch, limit)) + "\n")
-    sys.stdout.write(f"BROKEN: {broken}\n" if broken else f"held: {dict(churn.counts)}\n")
+    sys.stdout.write("\n".join(story_of(life.world, life.watch, limit)) + "\n")
+    sys.stdout.write(f"BROKEN: {broken}\n" if broken else f"held: {dict(life.counts)}\n")
     return 1 if broken else 0
 
 

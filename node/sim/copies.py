@@ -61,7 +61,9 @@ class Copies:
 
     def _donors(self, node: SimNode, stage: int) -> list[SimNode]:
         running = [n for n in self._world.nodes.values() if not n.dead and not n.frozen and n is not node]
-        return [n for n in running if stage in n.seats and (n, stage) not in self._learning]
+        others = [n for n in running if stage in n.seats and (n, stage) not in self._learning]
+        roster = getattr(node.state, "chain", None)  # what a test puts in its place may have none
+        return [n for n in others if roster is None or roster.member_of(n.peer) == n.spec.member]
 
     def _seconds(self, node: SimNode, donor: SimNode, first: bool) -> float:
         network = self._world.network

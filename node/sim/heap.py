@@ -286,10 +286,10 @@ class World:
             if other.peer != node.peer and not lease.leaving and (not other.dead or self.now < other.died_at + lease_s)
         ]
         claims = [(lease.ballot_term, other.peer, other) for other, lease in valid if lease.coordinator]
-        first = max(claims, key=lambda claim: claim[:2])[2] if claims else None
-        contact = Contact(first.peer, first.address) if first else None
+        claims.sort(key=lambda claim: claim[:2], reverse=True)
+        rivals = tuple(Contact(other.peer, other.address) for _, _, other in claims)
         others = tuple(Contact(other.peer, other.address) for other, _ in valid)
-        self.handle(node, LeasesSeen(contact, others))
+        self.handle(node, LeasesSeen(rivals[0] if rivals else None, others, rivals))
 
     def _note(self, node: SimNode, command: Note) -> None:
         if command.type not in ("accumulated", "reduced"):

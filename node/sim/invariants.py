@@ -1,7 +1,9 @@
 """What must hold in every simulated swarm at every moment, checked on what nodes do, not on what they say of themselves.
 
-- S1 no two decided records share a parent; a replica's state_id follows the chain of decided records, link by link.
-- Quorum: nobody sends a Decide before a quorum of the voters holds the record.
+- S1 in each lineage one chain: no two decided records share a parent, those apart with which a lineage begins; a replica's
+  state_id follows its lineage's decided records, link by link.
+- Quorum: nobody sends a Decide before a quorum of the parent's voters holds the record. A Roster that forks is decided by its
+  own candidate, with the promises of all that it seats, and those hold every stage.
 - S2 the gradient that a committed step applies consists of each microbatch exactly once, per stage, computed on the committed
   weights; the shares say who accumulated what, and those members noted it, once each.
 - S3 equal state_id, equal digest.
@@ -12,25 +14,29 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from node.sim.machine import Contribution, Key, SimSeat, require, sum_digest, whole_gradient
 from node.sim.nodes import SimNode
 from protocol.chain import is_quorum
 from protocol.commands import Apply, Command, Compute, Note, Reduce, Release, SendMessage
-from protocol.ids import Ballot, Member, RecordId, StateId, bitmap, members_of, next_state_id
+from protocol.ids import Ballot, Member, RecordId, StateId, bitmap, initial_state_id, members_of, next_state_id
 from protocol.manifest import Manifest
-from protocol.messages import Decide, Held
-from protocol.records import Commit, Record, Roster, Seating, Share, genesis_id, record_id, shares_digest
+from protocol.messages import Decide, Held, Promise
+from protocol.records import Commit, Record, Roster, Seating, Share, genesis_id, is_fork, record_id, shares_digest
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Roster and voters after a decided record."""
+    """Roster, voters, step and states after a decided record."""
 
     seats: dict[tuple[int, Member], Seating]
     voters: tuple[Member, ...]
+    step: int = 0
+    states: dict[int, StateId] = field(default_factory=dict)
+    lineage: RecordId = ""
+    """The newest record up to here that forked."""
 
     def active(self, stage: int) -> list[Member]:
         """Active replicas of a stage."""
@@ -51,7 +57,10 @@ class Invariants:
     def __init__(self, manifest: Manifest, founder: Member) -> None:
         self._manifest = manifest
         self.head: RecordId = genesis_id(manifest.run_id)
-        self.places: dict[RecordId, Place] = {self.head: Place({}, (founder,))}
+        first = {s: initial_state_id(manifest.run_id, s) for s in range(manifest.num_stages)}
+        self.places: dict[RecordId, Place] = {self.head: Place({}, (founder,), 0, first)}
+        self.forks: list[RecordId] = []
+        """Records with which a lineage began."""
         self.commits: list[tuple[float, Commit, RecordId]] = []
         self.num_checked: Counter[str] = Counter()
         self.most_payloads = 0
@@ -59,8 +68,8 @@ class Invariants:
         self._child: dict[RecordId, RecordId] = {}
         self._named: dict[int, tuple[Record, RecordId]] = {}
         self._held: defaultdict[tuple[Ballot, RecordId], set[Member]] = defaultdict(set)
+        self._promised: defaultdict[tuple[Ballot, RecordId], set[Member]] = defaultdict(set)
         self._digests: dict[tuple[int, StateId], str] = {}
-        self._states: dict[int, StateId] = {}
         self._steps: dict[tuple[int, StateId], int] = {}
         self._noted: Counter[tuple[Member, int, Key, int]] = Counter()
         self._latest: dict[tuple[Member, int], Key] = {}
@@ -78,13 +87,13 @@ class Invariants:
 
     @property
     def place(self) -> Place:
-        """Roster and voters after the newest decided record."""
+        """Roster and voters after the newest decided record, of those of the highest step."""
         return self.places[self.head]
 
     @property
     def step(self) -> int:
         """Newest committed step."""
-        return self.commits[-1][1].step if self.commits else 0
+        return self.place.step
 
     # ---- called by the world ----
 
@@ -101,7 +110,7 @@ class Invariants:
         tag, self._grown = self._grown, None
         count, stage0 = self._payloads[tag], max(1, len(self.place.active(0)))
         self.most_payloads = max(self.most_payloads, count)
-        bound = 2 * self._manifest.max_in_flight * stage0
+        bound = 2 * self._manifest.max_in_flight * stage0 * (1 + len(self.forks))
         require(count <= bound, f"{count} payloads of {tag} at once; the schedule allows {bound}")
 
     def payload(self, node: SimNode, handle: int, tag: Key) -> None:
@@ -112,7 +121,6 @@ class Invariants:
 
     def created(self, node: SimNode, seat: SimSeat) -> None:
         """A seat's first weights are made."""
-        self._states.setdefault(seat.stage, seat.state_id)
         self._agree(node, seat)
 
     def learned(self, node: SimNode, seat: SimSeat) -> None:
@@ -127,10 +135,11 @@ class Invariants:
     def applied(self, node: SimNode, seat: SimSeat, command: Apply, before: StateId) -> None:
         """A seat's weights changed."""
         member, step = node.spec.member, command.step
-        commit = next((c for c in reversed(self.commits) if c[1].step == step), None)
-        require(commit is not None, f"{node!r} applied step {step}, which nobody decided")
-        assert commit is not None
-        _, record, name = commit
+        commits = [c for c in self.commits if c[1].step == step]
+        require(bool(commits), f"{node!r} applied step {step}, which nobody decided")
+        own = [c for c in commits if self.places[c[1].parent].states[seat.stage] == before]
+        require(bool(own), f"S1: {node!r} left the chain of stage {seat.stage} at step {step}")
+        _, record, name = own[-1]
         seats = self.places[record.parent].seats
         on_roster = (seat.stage, member) in seats and seats[seat.stage, member].role != "learner"
         require(on_roster, f"{node!r} applied step {step} of stage {seat.stage} off the roster")
@@ -177,20 +186,37 @@ class Invariants:
         message = command.message
         if isinstance(message, Held):
             self._held[message.ballot, message.record].add(node.spec.member)
+        elif isinstance(message, Promise):
+            self._promised[message.ballot, message.head].add(node.spec.member)
         elif isinstance(message, Decide):
             self._decided(node, message)
 
     def _decided(self, node: SimNode, message: Decide) -> None:
         record, name = message.record, self._id(message.record)
-        known = self._child.get(record.parent)
-        require(known in (None, name), f"S1: {node!r} decides {name[:8]} and {known} was decided after its parent")
-        if known is None:
-            require(record.parent == self.head, f"S1: {node!r} decides {record}, which does not follow the head")
-            self._check_quorum(node, message.ballot, record, name)
-            self._child[record.parent] = name
-            self._append(record, name)
+        self._enter(node, message.ballot, record, name)
         if isinstance(record, Commit):
             self._check_shares(record, message.shares)
+
+    def _enter(self, node: SimNode, ballot: Ballot, record: Record, name: RecordId) -> None:
+        """A node says that the record is decided."""
+        if name in self.places:
+            return
+        known = self._child.get(record.parent)
+        require(is_fork(record) or known is None, f"S1: {node!r} decides {name[:8]} and {known} was decided after its parent")
+        require(record.parent in self.places, f"S1: {node!r} decides {record}, which does not follow the head of any lineage")
+        if isinstance(record, Roster) and is_fork(record):
+            self._check_fork(node, ballot, record)
+            self.forks.append(name)
+        else:
+            self._check_quorum(node, ballot, record, name)
+            self._child[record.parent] = name
+        self._append(record, name)
+
+    def _forked(self, node: SimNode, fields: dict[str, Any]) -> None:
+        """Whoever goes on alone tells nobody: its chain has the record."""
+        kept = node.state.chain.after(fields["parent"]) or []  # type: ignore[attr-defined]
+        if kept and is_fork(kept[0].record):
+            self._enter(node, Ballot(*fields["ballot"]), kept[0].record, fields["record"])
 
     def _check_quorum(self, node: SimNode, ballot: Ballot, record: Record, name: RecordId) -> None:
         voters = self.places[record.parent].voters
@@ -199,28 +225,41 @@ class Invariants:
         require(enough, f"{node!r} decides {name[:8]} with {sorted(holding)} of the voters {voters}")
         self.num_checked["quorums"] += 1
 
+    def _check_fork(self, node: SimNode, ballot: Ballot, roster: Roster) -> None:
+        """Whoever forks says nothing to itself on the wire; its own promise needs no witness."""
+        place, me = self.places[roster.parent], node.spec.member
+        stay = {m for _, m in place.seats} - {s.member for s in roster.leaves}
+        promised = self._promised[ballot, roster.parent] | {me}
+        named = roster.forked == ballot and ballot.peer == me.peer
+        require(named and stay <= promised, f"{node!r} forks with {sorted(stay)}, and {sorted(promised)} promised")
+        lost = [s for s in range(self._manifest.num_stages) if not stay & set(place.holders(s))]
+        require(not lost and set(roster.voters) <= stay, f"{node!r} forks without stages {lost}, voters {roster.voters}")
+        self.num_checked["forks"] += 1
+
     def _append(self, record: Record, name: RecordId) -> None:
-        before = self.place
+        before = self.places[record.parent]
         if isinstance(record, Roster):
             gone = {(s.stage, s.member) for s in record.leaves}
             seats = {key: seating for key, seating in before.seats.items() if key not in gone}
             seats |= {(s.stage, s.member): s for s in record.joins}
-            self.places[name] = Place(seats, record.voters)
+            lineage = name if is_fork(record) else before.lineage
+            self.places[name] = replace(before, seats=seats, voters=record.voters, lineage=lineage)
         else:
             self._check_commit(record)
-            self.places[name] = before
             self.commits.append((self.now(), record, name))
-            self._states = {stage: next_state_id(state, name) for stage, state in self._states.items()}
-            self._steps |= dict.fromkeys(self._states.items(), record.step)
-        self.head = name
+            states = {stage: next_state_id(state, name) for stage, state in before.states.items()}
+            self.places[name] = replace(before, step=record.step, states=states)
+            self._steps |= dict.fromkeys(states.items(), record.step)
+        if self.places[name].step >= self.place.step:
+            self.head = name
 
     def _check_commit(self, commit: Commit) -> None:
-        batch = self._manifest.batch
-        require(commit.step == self.step + 1, f"S1: step {commit.step} is committed after {self.step}")
+        batch, place = self._manifest.batch, self.places[commit.parent]
+        require(commit.step == place.step + 1, f"S1: step {commit.step} is committed after {place.step}")
         stages = [result.stage for result in commit.results]
         require(stages == list(range(self._manifest.num_stages)), f"commit of stages {stages}")
         for result in commit.results:
-            weights = self._digests[result.stage, self._states[result.stage]]
+            weights = self._digests[result.stage, place.states[result.stage]]
             whole = whole_gradient(result.stage, batch.num_microbatches, weights)
             wanted = sum_digest(result.stage, commit.step, whole)
             require(result.digest == wanted, f"S2: stage {result.stage} commits a wrong sum at step {commit.step}")
@@ -259,8 +298,11 @@ class Invariants:
             key = (fields["step"], fields["attempt"])
             self._noted[node.spec.member, fields["stage"], key, fields["microbatch"]] += 1
         elif note.type == "decided":
+            if fields["record"] not in self.places:
+                self._forked(node, fields)
             known = self._child.get(fields["parent"], fields["record"])
-            require(known == fields["record"], f"S1: {node!r} notes {fields}, {known} was decided after its parent")
+            fine = fields["record"] in (known, *self.forks)
+            require(fine, f"S1: {node!r} notes {fields}, {known} was decided after its parent")
         elif note.type == "committed":
             every = sorted(m for bits in fields["contributors"].values() for m in members_of(bits))
             whole = list(range(self._manifest.batch.num_microbatches))

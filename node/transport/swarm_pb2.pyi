@@ -201,7 +201,7 @@ class DialBackAnswer(_message.Message):
     def __init__(self, dialled: _Optional[bool] = ..., reached: _Optional[bool] = ..., sentence: _Optional[str] = ..., seen_host: _Optional[str] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("heartbeat", "wish", "goodbye", "suspect", "records_wanted", "reduce_ready", "reduced_report", "stalled", "applied_report", "evaluated", "held", "propose", "decide", "open_step", "start_reduce", "void_step", "probe", "open_evaluation", "standing", "order", "promise", "prepare", "leave", "learning", "summary")
+    __slots__ = ("heartbeat", "wish", "goodbye", "suspect", "records_wanted", "reduce_ready", "reduced_report", "stalled", "applied_report", "evaluated", "held", "propose", "decide", "open_step", "start_reduce", "void_step", "probe", "open_evaluation", "standing", "order", "promise", "prepare", "leave", "learning", "summary", "meeting")
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     WISH_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
@@ -227,6 +227,8 @@ class Envelope(_message.Message):
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     LEARNING_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    YIELD_FIELD_NUMBER: _ClassVar[int]
+    MEETING_FIELD_NUMBER: _ClassVar[int]
     heartbeat: Heartbeat
     wish: Wish
     goodbye: Goodbye
@@ -252,7 +254,8 @@ class Envelope(_message.Message):
     leave: Leave
     learning: Learning
     summary: Summary
-    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., wish: _Optional[_Union[Wish, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., records_wanted: _Optional[_Union[RecordsWanted, _Mapping]] = ..., reduce_ready: _Optional[_Union[ReduceReady, _Mapping]] = ..., reduced_report: _Optional[_Union[ReducedReport, _Mapping]] = ..., stalled: _Optional[_Union[Stalled, _Mapping]] = ..., applied_report: _Optional[_Union[AppliedReport, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., open_step: _Optional[_Union[OpenStep, _Mapping]] = ..., start_reduce: _Optional[_Union[StartReduce, _Mapping]] = ..., void_step: _Optional[_Union[VoidStep, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., open_evaluation: _Optional[_Union[OpenEvaluation, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., learning: _Optional[_Union[Learning, _Mapping]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ...) -> None: ...
+    meeting: Meeting
+    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., wish: _Optional[_Union[Wish, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., records_wanted: _Optional[_Union[RecordsWanted, _Mapping]] = ..., reduce_ready: _Optional[_Union[ReduceReady, _Mapping]] = ..., reduced_report: _Optional[_Union[ReducedReport, _Mapping]] = ..., stalled: _Optional[_Union[Stalled, _Mapping]] = ..., applied_report: _Optional[_Union[AppliedReport, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., open_step: _Optional[_Union[OpenStep, _Mapping]] = ..., start_reduce: _Optional[_Union[StartReduce, _Mapping]] = ..., void_step: _Optional[_Union[VoidStep, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., open_evaluation: _Optional[_Union[OpenEvaluation, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., learning: _Optional[_Union[Learning, _Mapping]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., meeting: _Optional[_Union[Meeting, _Mapping]] = ..., **kwargs) -> None: ...
 
 class Header(_message.Message):
     __slots__ = ("pipe_header", "reduce_header")
@@ -603,7 +606,7 @@ class Decide(_message.Message):
     def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., contacts: _Optional[_Iterable[_Union[Contact, _Mapping]]] = ...) -> None: ...
 
 class Summary(_message.Message):
-    __slots__ = ("ballot", "head", "step", "tokens", "loss", "seatings", "voters", "state_ids", "contacts", "height")
+    __slots__ = ("ballot", "head", "step", "tokens", "loss", "seatings", "voters", "state_ids", "contacts", "height", "lineage")
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -614,6 +617,7 @@ class Summary(_message.Message):
     STATE_IDS_FIELD_NUMBER: _ClassVar[int]
     CONTACTS_FIELD_NUMBER: _ClassVar[int]
     HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
     ballot: Ballot
     head: str
     step: int
@@ -624,7 +628,32 @@ class Summary(_message.Message):
     state_ids: _containers.RepeatedScalarFieldContainer[str]
     contacts: _containers.RepeatedCompositeFieldContainer[Contact]
     height: int
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., head: _Optional[str] = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., seatings: _Optional[_Iterable[_Union[Seating, _Mapping]]] = ..., voters: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state_ids: _Optional[_Iterable[str]] = ..., contacts: _Optional[_Iterable[_Union[Contact, _Mapping]]] = ..., height: _Optional[int] = ...) -> None: ...
+    lineage: str
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., head: _Optional[str] = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., seatings: _Optional[_Iterable[_Union[Seating, _Mapping]]] = ..., voters: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state_ids: _Optional[_Iterable[str]] = ..., contacts: _Optional[_Iterable[_Union[Contact, _Mapping]]] = ..., height: _Optional[int] = ..., lineage: _Optional[str] = ...) -> None: ...
+
+class Yield(_message.Message):
+    __slots__ = ("ballot", "to")
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    ballot: Ballot
+    to: Contact
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., to: _Optional[_Union[Contact, _Mapping]] = ...) -> None: ...
+
+class Meeting(_message.Message):
+    __slots__ = ("word", "ballot", "lineage", "step", "covers", "voters")
+    WORD_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    COVERS_FIELD_NUMBER: _ClassVar[int]
+    VOTERS_FIELD_NUMBER: _ClassVar[int]
+    word: str
+    ballot: Ballot
+    lineage: str
+    step: int
+    covers: bool
+    voters: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, word: _Optional[str] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., lineage: _Optional[str] = ..., step: _Optional[int] = ..., covers: _Optional[bool] = ..., voters: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class SeatWork(_message.Message):
     __slots__ = ("stage", "role", "generation", "microbatches")

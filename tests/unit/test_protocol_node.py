@@ -39,6 +39,7 @@ from protocol.messages import (
     Standing,
     VoidStep,
     Wish,
+    Yield,
 )
 from protocol.records import Commit, Roster, Share, StageResult, shares_digest
 from tests.tools.core import BALLOT, LEAD, Core, a_manifest, holders, notes, of, says, sent
@@ -351,6 +352,8 @@ def one_event(rng: random.Random, c: Core, fuzz: Fuzz, kinds: list[type]) -> lis
     peer = rng.choice(PEERS[:-1])
     if leading and peer == "lead" and isinstance(message, Standing) and message.phase == "finished":
         peer = "stranger"
+    if isinstance(message, Yield) and rng.random() < 0.9:
+        peer = "stranger"  # else most nodes would soon have no seat
     return c.do(MessageReceived(peer, rng.choice((1, 1, 1, 0, 2)) if peer != "lead" else 1, message))
 
 

@@ -1,0 +1,126 @@
+"""One seed of a swarm that is parted in two for a while: each side goes on by itself if it can, and they become one again."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from node.sim.faults import Faults
+from node.sim.heap import World
+from node.sim.invariants import Invariants
+from node.sim.machine import BrokenError, require
+from node.sim.network import Network
+from node.sim.nodes import NodeSpec, SimNode
+from node.sim.scenario import a_manifest
+from node.sim.trial import real_state
+from protocol.ids import Member
+from protocol.manifest import from_mapping
+
+START_S = 300.0
+WHOLE_S = 400.0
+STEPS_AFTER = 3
+
+
+@dataclass(slots=True)
+class Parted:
+    """What came of it."""
+
+    seed: int
+    forks: int
+    merges: int
+    """Nodes that gave up their lineage for another."""
+    events: int
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+class Parting:
+    """See the module. Each side holds every stage, or one of them does not; the coordinator is on either."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.rng = rng = random.Random(f"parting {seed}")
+        self.counts: Counter[str] = Counter()
+        stages = rng.randint(1, 3)
+        self.manifest = from_mapping(self._data(rng, stages))
+        seats = [s for s in range(stages + 1) for _ in range(2)]
+        seats += [rng.randrange(stages + 1) for _ in range(rng.randint(0, 2))]
+        self._specs = [self._spec(i, stage) for i, stage in enumerate(seats)]
+        self._sides = self._part(seats)
+        self.watch = Invariants(self.manifest, self._specs[0].member)
+        self.faults = Faults().duplicate(rng.choice((0.01, 0.1))).reorder(rng.choice((0.01, 0.05)))
+        self.network = Network(rng, self.faults.weather)
+        self.world = World(self.manifest, rng, self.network, self.faults, self.watch, real_state)
+        self.watch.now = lambda: self.world.now
+
+    def _data(self, rng: random.Random, stages: int) -> dict[str, Any]:
+        data = a_manifest(rng, stages, 2, 10_000, self.seed)
+        data["batch"]["global_samples"] = rng.randint(6, 12)
+        data["timing"]["fork_after_s"] = rng.choice((2.0, 6.0))
+        data["evaluation"]["every_steps"] = 0
+        return data
+
+    def _spec(self, number: int, stage: int) -> NodeSpec:
+        peer = f"peer{number:02d}"
+        return NodeSpec(Member(peer, self.rng.randint(1, 9)), peer, number == 0, stage, self.rng.uniform(0.005, 0.03))
+
+    def _part(self, seats: list[int]) -> tuple[list[str], list[str]]:
+        """One replica of each stage on each side, the rest anywhere; or, seldom, a stage on one side only."""
+        sides: tuple[list[str], list[str]] = ([], [])
+        flip = self.rng.random() < 0.5
+        lacks = self.rng.randrange(max(seats) + 1) if self.rng.random() < 0.2 else -1
+        for number, stage in enumerate(seats):
+            whole = number < 2 * (max(seats) + 1)
+            side = 0 if stage == lacks else (number + flip) % 2 if whole else self.rng.randrange(2)
+            sides[side].append(f"peer{number:02d}")
+        return sides
+
+    def run(self) -> Parted:
+        """Live through it. Raises `BrokenError`."""
+        try:
+            return self._run()
+        except BrokenError as error:
+            error.add_note(f"replay: python -m node.sim --parting --seed {self.seed}")
+            raise
+
+    def _run(self) -> Parted:
+        world, rng = self.world, self.rng
+        for index, spec in enumerate(self._specs):
+            world.boot(spec, 0.0 if not index else rng.uniform(0.0, 4.0))
+        require(world.run(lambda: self.watch.step >= 3, START_S), f"does not start: {self._situation()}")
+        timing = self.manifest.timing
+        heals_at = world.now + timing.fork_after_s + rng.uniform(1.0, 12.0) * timing.lapse_s
+        for one in self._sides[0]:
+            for other in self._sides[1]:
+                self.faults.cut((one, other), (world.now, heals_at))
+        world.run(lambda: False, heals_at - world.now)
+        self.counts["lineages at the end of the cut"] = len({self._lineage(node) for node in world.alive()})
+        require(world.run(self._is_one, WHOLE_S), f"not one again after {WHOLE_S} s: {self._situation()}")
+        wanted = self.watch.step + STEPS_AFTER
+        require(world.run(lambda: self.watch.step >= wanted, WHOLE_S), f"stands still: {self._situation()}")
+        require(self._is_one(), f"it does not stay one: {self._situation()}")
+        merges = sum(getattr(what, "type", "") == "yielded" for _, _, what in world.story)
+        self.counts.update(self.watch.num_checked)
+        return Parted(self.seed, len(self.watch.forks), merges, world.num_events, self.counts)
+
+    def _lineage(self, node: SimNode) -> str:
+        return str(node.state.chain.lineage)  # type: ignore[attr-defined]
+
+    def _is_one(self) -> bool:
+        """Everybody has a seat that is not a learner's, in the lineage of whoever is furthest, and follows one coordinator."""
+        place = self.watch.place
+        roles = {member for (_, member), seating in place.seats.items() if seating.role != "learner"}
+        nodes = self.world.alive()
+        leaders = {node.state.leader.peer for node in nodes}  # type: ignore[attr-defined]
+        return len(leaders) == 1 and all(n.spec.member in roles and self._lineage(n) == place.lineage for n in nodes)
+
+    def _situation(self) -> str:
+        says = "; ".join(f"{node!r} {self._lineage(node)[:4]}: {node.says}" for node in self.world.alive())
+        seats = ", ".join(f"{s}:{m.peer}/{m.incarnation}:{x.role}" for (s, m), x in sorted(self.watch.place.seats.items()))
+        return f"step {self.watch.step} at {self.world.now:.2f} s; {self._sides}; {seats}; {says}"
+
+
+def live_parted(seed: int) -> Parted:
+    """One seed, start to end."""
+    return Parting(seed).run()

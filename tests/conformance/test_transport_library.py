@@ -49,7 +49,7 @@ class Shelf:
         return memoryview(STATE)[4 * asked.first : 4 * (asked.first + asked.count)]
 
     async def served_by(self, world: World, **settings: Any) -> str:
-        library = Library(self.blob, self.range, lambda: (HeldStage(3, "s1", 7, len(STATE) // 4),))
+        library = Library(self.blob, self.range, lambda: (HeldStage(3, "s1", 7, len(STATE) // 4, "digest"),))
         config = TransportConfig("run-1", "peer-l", 2, **settings)
         transport = await GrpcTransport.start(config, HandlePool(), world.group, world.rng, library)
         world.closers.append(transport.close)
@@ -59,7 +59,7 @@ class Shelf:
 @on_grpc
 async def test_who_are_you(world: World) -> None:
     address = await Shelf().served_by(world)
-    stages = (HeldStage(3, "s1", 7, len(STATE) // 4),)
+    stages = (HeldStage(3, "s1", 7, len(STATE) // 4, "digest"),)
     assert await describe(address) == Description("run-1", "peer-l", 2, 1, stages)
 
 

@@ -41,22 +41,27 @@ def test_a_stage_that_stands_still_is_copied_once_from_all_donors(seed: int) -> 
     assert not school.faults
 
 
-def test_commits_during_the_copy_are_replayed_or_fetched_again(seed: int) -> None:
-    """A commit in the time of six ranges: what is one or two behind is replayed, what is further behind comes anew."""
+@pytest.mark.parametrize("burst", [1, 3])
+def test_commits_during_the_copy_are_replayed_or_fetched_again(burst: int, seed: int) -> None:
+    """12 commits, one each quarter of a second, of which all are replayed; or three at a time, more than gradients are kept."""
     school = School(2, seed, size=60_000, ranges=12)
 
     async def script() -> None:
-        for _ in range(12):
-            await asyncio.sleep(0.25)
-            school.training.commit()
+        for _ in range(12 // burst):
+            await asyncio.sleep(0.25 * burst)
+            for _ in range(burst):
+                school.training.commit()
         await school.is_learned(17, WITHIN_S)
+        school.training.commit()
+        await school.is_learned(18, WITHIN_S)
 
     for donor in school.given:
-        donor.rate = 0.6e6
+        donor.rate = 0.4e6
     learner = school.run(script)
-    assert learner.num_replayed > 12
-    assert learner.num_fetched >= 12
+    assert learner.num_replayed >= 12
+    assert (learner.num_fetched > 12) == (burst > 1)
     assert all(donor.calls["state"] and donor.calls["gradient"] for donor in school.given)
+    print(f"{burst} at a time: {learner.num_fetched} ranges fetched, {learner.num_replayed} replayed")
 
 
 def test_what_is_too_far_behind_is_fetched_again_also_where_gradients_are_kept(seed: int) -> None:

@@ -59,6 +59,16 @@ class Holdings:
         data = await self._executor.export_gradient(stage, facts.optimizer_age, first, count)
         return None if data is None else StateRange(facts, data)
 
+    async def weights_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange | None:
+        """Weights as of exactly `state_id`; None where that is not what is held."""
+        if not self._gives(stage, first, count):
+            return None
+        age, data = await self._executor.export_state(stage, first, count)
+        facts = self._facts.get(stage, {}).get(age)
+        if facts is None or facts.state_id != state_id:
+            return None
+        return StateRange(facts, memoryview(data).cast("B")[: 4 * count])
+
     def _gives(self, stage: int, first: int, count: int) -> bool:
         """A learner has nothing to give: what it holds may be of several states."""
         seat = self._seats().get(stage)

@@ -206,6 +206,9 @@ class StageExecutor(Protocol):
     async def export_gradient(self, stage: int, optimizer_age: int, first: int, count: int) -> memoryview | None:
         """A range of the kept reduced gradient whose update led to that age; None if it is not kept (any more)."""
 
+    async def mix(self, parts: list[bytes | bytearray | memoryview], coefficients: list[float]) -> memoryview:
+        """Sum of coefficient x part, in f32 and in the given order. Parts are equally many little-endian f32."""
+
     async def drop(self, stage: int) -> None:
         """Forget the seat."""
 
@@ -284,6 +287,12 @@ class Donor(Protocol):
 
     async def gradient_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
         """At most `RANGE_ELEMENTS` elements of the reduced gradient whose update led to `state_id`."""
+
+    async def weights_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
+        """At most `RANGE_ELEMENTS` weights as of exactly `state_id`."""
+
+    async def mixed_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
+        """At most `RANGE_ELEMENTS` weights of a lost stage, mixed there as the decided rebuild to `state_id` says."""
 
 
 class Donors(Protocol):

@@ -11,10 +11,11 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from node.learning import Learner, Means
+from node.mixing import MixedDonors, Mixer, RebuildSyllabus
 from node.ports import (
     Clock,
     Directory,
@@ -43,6 +44,7 @@ from protocol.commands import (
     Note,
     PublishLease,
     Reduce,
+    Regrow,
     Release,
     Say,
     SendMessage,
@@ -54,6 +56,8 @@ from protocol.events import (
     CommandFailed,
     ComputeDone,
     Event,
+    Learned,
+    LearningGoesOn,
     LeasesSeen,
     LeaveAsked,
     MessageReceived,
@@ -70,6 +74,8 @@ TICKS_PER_HEARTBEAT = 4
 MAX_RIVALS = 8
 LOOK_UNSEATED_S = 1.0
 TOMBSTONE_S = 2.0
+SECTIONS_OF_STATE = 3
+"""Weights and two moments; of a lost stage only weights are sent."""
 log = logging.getLogger(__name__)
 
 
@@ -177,6 +183,7 @@ class Runtime:
             Release: lambda c: ports.pool.release(c.handle),
             CreateSeat: lambda c: self._spawn(self._create(c), f"create stage {c.stage}"),
             Learn: self._learn,
+            Regrow: self._regrow,
             StopLearning: lambda c: self._stop_learning(c.stage),
             KeepGradients: lambda c: self._spawn(
                 ports.executor.keep_gradients(c.stage, c.count), f"keep gradients of stage {c.stage}"
@@ -335,12 +342,31 @@ class Runtime:
         self._learning[command.stage] = self._spawn(self._study(command.stage), f"learn stage {command.stage}")
 
     async def _study(self, stage: int) -> None:
-        ports = self.ports
-        info = await ports.executor.blank(stage)
+        means = Means(self.ports.donors, self.ports.executor, ChainSyllabus(self.state), self.ports.clock)
+        await self._fill(stage, means, self.dispatch)
+
+    def _regrow(self, command: Regrow) -> None:
+        self._stop_learning(command.stage)
+        self._learning[command.stage] = self._spawn(self._make(command), f"rebuild stage {command.stage}")
+
+    async def _make(self, command: Regrow) -> None:
+        """Make a lost stage of its neighbours' weights: a copy whose donors mix, and whose moments are zero."""
+        ports, stage, state_id = self.ports, command.stage, command.state_id
+        mixer = Mixer(self.state, ports.executor, ports.donors)
+        donors = MixedDonors(ports.donors, mixer, self.state.config.member.peer, state_id)
+        syllabus = RebuildSyllabus(self.state, stage, state_id, command.sources)
+
+        def tell(event: Learned | LearningGoesOn) -> None:
+            weights_only = replace(event, num_bytes=event.num_bytes // SECTIONS_OF_STATE)
+            self.dispatch(weights_only)
+
+        await self._fill(stage, Means(donors, ports.executor, syllabus, ports.clock, is_new=True), tell)
+
+    async def _fill(self, stage: int, means: Means, tell: Callable[[Learned | LearningGoesOn], None]) -> None:
+        info = await self.ports.executor.blank(stage)
         self._reducer.seat(stage, info.num_elements)
-        means = Means(ports.donors, ports.executor, ChainSyllabus(self.state), ports.clock)
         heartbeat_s = self.state.config.manifest.timing.heartbeat_s
-        learner = Learner(stage, info.num_elements, means, heartbeat_s, self.dispatch, self._on_bad_donor)
+        learner = Learner(stage, info.num_elements, means, heartbeat_s, tell, self._on_bad_donor)
         self._learners[stage] = learner
         await learner.run()
 

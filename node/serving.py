@@ -9,6 +9,7 @@ from pathlib import Path
 from node.data.files import BlobFiles
 from node.holdings import Holdings
 from node.http import Weights
+from node.mixing import Mixer
 from node.ports import StageExecutor, StateRange, UnusableError
 from node.transport.config import FetchRequest, HeldStage, Library
 from protocol.events import Event
@@ -28,9 +29,11 @@ class Shelf:
         self._state: NodeState | None = None
         self._executor: StageExecutor | None = None
         self._holdings: Holdings | None = None
+        self._mixer: Mixer | None = None
 
-    def fill(self, state: NodeState, executor: StageExecutor) -> None:
+    def fill(self, state: NodeState, executor: StageExecutor, mixer: Mixer | None = None) -> None:
         """From now on there is something to read."""
+        self._mixer = mixer
         self._manifest, self._state, self._executor = state.config.manifest, state, executor
         self._holdings = Holdings(self._seats, executor)
 
@@ -79,6 +82,10 @@ class Shelf:
         stage, first, count = request.stage, request.first, request.count
         if request.section == "gradient":
             return await self._holdings.gradient_range(stage, request.state_id, first, count)
+        if request.section == "held_weights":
+            return await self._holdings.weights_range(stage, request.state_id, first, count)
+        if request.section == "mixed":
+            return await self._mixer.mixed_range(stage, request.state_id, first, count) if self._mixer else None
         found = await self._holdings.state_range(stage, first, count)
         return found if found and request.state_id in ("", found.facts.state_id) else None
 

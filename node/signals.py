@@ -58,6 +58,11 @@ class Signals:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._leave)
 
+    def allow(self, seconds: float) -> None:
+        """The node has still so much to do before it goes: what hangs is ended `exit_within_s` after that."""
+        if self.received is not None and seconds > 0:
+            signal.setitimer(signal.ITIMER_REAL, seconds + self._exit_within_s)
+
     def _leave(self) -> None:
         assert self.received is not None, "a signal was received"
         if self.on_leave:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from protocol.ids import Ballot, Member, PeerId, RecordId, StateId, hash_of, initial_state_id, next_state_id
 from protocol.manifest import Manifest
 from protocol.messages import Contact, Summary
-from protocol.records import Commit, Record, Roster, Seating, Share, genesis_id, is_fork, record_id
+from protocol.recipes import recipe, weights_of
+from protocol.records import Commit, Rebuild, Record, Roster, Seating, Share, genesis_id, is_fork, record_id
 from protocol.schedule import gradient_norm
 
 MAX_VOTERS = 7
@@ -46,6 +47,12 @@ class Chain:
         self.voters: tuple[Member, ...] = (founder,) if founder else ()
         self.state_ids: list[StateId] = [initial_state_id(manifest.run_id, s) for s in range(manifest.num_stages)]
         self.tokens = 0
+        self.squared_norms: list[float] = []
+        """Of the last commit, by stage; empty before the first."""
+        self.generations = [0] * manifest.num_stages
+        """How often each stage was rebuilt."""
+        self.rebuilds: dict[int, Rebuild] = {}
+        """By stage: since the last commit. Whoever is seated there has to have the state made before a step can be opened."""
         self.height = 0
         """Number of decided records up to the head."""
         self.lineage: RecordId = ""
@@ -61,7 +68,24 @@ class Chain:
         """'' if the record may follow the head, else what is wrong with it."""
         if record.parent != self.head:
             return f"its parent is {record.parent[:8]}, the head here is {self.head[:8]}"
-        return self._roster_fits(record) if isinstance(record, Roster) else self._commit_fits(record)
+        if isinstance(record, Commit):
+            return self._commit_fits(record)
+        return self._roster_fits(record) if isinstance(record, Roster) else self._rebuild_fits(record)
+
+    def _rebuild_fits(self, rebuild: Rebuild) -> str:
+        stage = rebuild.stage
+        if not 0 < stage < self._manifest.num_stages or rebuild.generation != self.generations[stage] + 1:
+            return f"it makes generation {rebuild.generation} of stage {stage}"
+        wrong = [s for s in rebuild.joins if (s.stage, s.role, s.generation) != (stage, "active", rebuild.generation)]
+        if wrong or not rebuild.joins:
+            return f"it does not seat active replicas of stage {stage}, generation {rebuild.generation}"
+        weights = weights_of(self.squared_norms, self._manifest.batch.tokens_per_step, self._manifest)
+        whole = {source.stage for source in rebuild.sources}
+        made = recipe(stage, whole, self.state_ids, weights, self._manifest)
+        if not rebuild.sources or made.sources != rebuild.sources or any(not self.holders(s) for s in whole):
+            return f"stage {stage} is not made of {rebuild.sources} but of {made.sources or made.sentence}"
+        leaves = tuple(s for s in self.seatings if s.stage == stage)
+        return self._roster_fits(Roster(rebuild.parent, rebuild.step, rebuild.joins, leaves, rebuild.voters))
 
     def _roster_fits(self, roster: Roster) -> str:
         if roster.step != self.step:
@@ -108,10 +132,14 @@ class Chain:
             self.tokens += record.tokens
             self.loss = record.loss_sum / record.tokens
             self.state_ids = [next_state_id(s, self.head) for s in self.state_ids]
-        else:
+            self.squared_norms = [result.squared_norm for result in record.results]
+            self.rebuilds = {}
+        elif isinstance(record, Roster):
             if is_fork(record):
                 self.lineage = self.head
             self._seat(record)
+        else:
+            self._rebuild(record)
         return self.head
 
     def _seat(self, roster: Roster) -> None:
@@ -119,6 +147,13 @@ class Chain:
         kept = [s for s in self.seatings if (s.stage, s.member) not in gone]
         self._set_seatings(sorted(kept + list(roster.joins), key=lambda s: (s.stage, s.role != "active")))
         self.voters = roster.voters
+
+    def _rebuild(self, rebuild: Rebuild) -> None:
+        stage = rebuild.stage
+        self.state_ids[stage] = next_state_id(self.state_ids[stage], self.head)
+        self.generations[stage], self.rebuilds[stage] = rebuild.generation, rebuild
+        leaves = tuple(s for s in self.seatings if s.stage == stage)
+        self._seat(Roster(rebuild.parent, rebuild.step, rebuild.joins, leaves, rebuild.voters))
 
     def _set_seatings(self, seatings: list[Seating]) -> None:
         self.seatings = seatings
@@ -129,9 +164,21 @@ class Chain:
 
     def summary(self, ballot: Ballot, contacts: tuple[Contact, ...]) -> Summary:
         """Where it stands, for one that lacks more than is kept."""
-        loss, seatings, states = self.loss or 0.0, tuple(self.seatings), tuple(self.state_ids)
         return Summary(
-            ballot, self.head, self.step, self.tokens, loss, seatings, self.voters, states, contacts, self.height, self.lineage
+            ballot,
+            self.head,
+            self.step,
+            self.tokens,
+            self.loss or 0.0,
+            tuple(self.seatings),
+            self.voters,
+            tuple(self.state_ids),
+            contacts,
+            self.height,
+            self.lineage,
+            tuple(self.squared_norms),
+            tuple(self.generations),
+            tuple(self.rebuilds.values()),
         )
 
     def adopt(self, summary: Summary) -> str:
@@ -140,12 +187,19 @@ class Chain:
             return "it is not further than what is known here"
         if not 0 <= summary.step <= summary.height or len(summary.state_ids) != self._manifest.num_stages:
             return f"it has {len(summary.state_ids)} state_ids at step {summary.step}"
+        if len(summary.generations) != self._manifest.num_stages or len(summary.squared_norms) not in (
+            0,
+            len(summary.state_ids),
+        ):
+            return f"it has {len(summary.generations)} generations and {len(summary.squared_norms)} norms"
         wrong = self._roster_fits(Roster(summary.head, self.step, summary.seatings, tuple(self.seatings), summary.voters))
         if wrong:
             return wrong
         self.head, self.height, self.step, self.tokens = summary.head, summary.height, summary.step, summary.tokens
         self.loss, self.lineage = summary.loss if summary.step else None, summary.lineage
         self.state_ids, self.voters = list(summary.state_ids), summary.voters
+        self.squared_norms, self.generations = list(summary.squared_norms), list(summary.generations)
+        self.rebuilds = {rebuild.stage: rebuild for rebuild in summary.rebuilds}
         self._kept.clear()
         self.past.clear()
         self._set_seatings(list(summary.seatings))

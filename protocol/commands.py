@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from protocol.ids import Ballot, PeerId, StateId
 from protocol.messages import Message, PipeHeader, ReduceMember
+from protocol.records import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,19 @@ class Learn:
     LearningGoesOn now and then, Learned each time when all of it is of one state."""
 
     stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class Regrow:
+    """Make a lost stage of others (CheckFree): weights mixed, moments zero, age 0. Outcomes as of Learn."""
+
+    stage: int
+    state_id: StateId
+    """Of what is made."""
+    step: int
+    generation: int
+    sources: tuple[Source, ...]
+    lr_factor: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +196,7 @@ Command = (
     | Release
     | CreateSeat
     | Learn
+    | Regrow
     | StopLearning
     | KeepGradients
     | DropSeat

@@ -7,7 +7,7 @@ facts. What it decides goes out as messages, also to its own node.
 
 from __future__ import annotations
 
-from protocol.assignment import MAX_WATCHED_NEIGHBOURS, make_plan, ring
+from protocol.assignment import make_plan
 from protocol.chain import Chain, choose_voters
 from protocol.commands import Command, Introduce, Note, SendMessage
 from protocol.herald import Herald
@@ -25,20 +25,20 @@ from protocol.messages import (
     Learning,
     Leave,
     Message,
-    OpenStep,
     Order,
     Probe,
     ReducedReport,
     ReduceReady,
-    SeatWork,
     Stalled,
     Suspect,
     VoidStep,
     Wish,
 )
+from protocol.opening import opening
 from protocol.poll import Polls
 from protocol.proposal import Proposal
-from protocol.records import Commit, Record, Roster, Share
+from protocol.records import Commit, Rebuild, Record, Roster, Share
+from protocol.recovery import Next, Recovery
 from protocol.takeover import Succession
 from protocol.view import View
 
@@ -55,6 +55,7 @@ class Coordinator:
     def __init__(self, manifest: Manifest, me: Member, ballot: Ballot, chain: Chain, view: View) -> None:
         self.ballot = ballot
         self.members = Membership(manifest, chain)
+        self.recovery = Recovery(manifest, me, chain, view, self.members)
         self.herald = Herald(ballot, chain, manifest.timing.heartbeat_s)
         self.addresses: dict[PeerId, str] = {}
         self.ledger: Ledger | None = None
@@ -102,18 +103,22 @@ class Coordinator:
                 return
             self.herald.welcome(wish.member.peer)
         self.addresses[wish.member.peer] = wish.address
+        self.recovery.memory[wish.member.peer] = wish.memory_bytes
         if wish.member != self._me and wish.address:
             self._out.append(Introduce(wish.member.peer, wish.address))
         self._view.expect(wish.member.peer, now)
         self._losses.heard(wish.member)
 
     def on_leave(self, member: Member, message: Leave, now: float) -> None:
-        """A member wants to go in order, at the next boundary."""
+        """A member wants to go in order: at the next boundary, and at once where a stage has to be handed over first."""
         self.members.on_leave(member, message.reason, now)
+        if self.ledger and self._proposal is None and self.members.handing_over():
+            self._void(f"peer {member.peer[-8:]} leaves and hands over its stage", now)
 
     def on_learning(self, member: Member, message: Learning, now: float) -> None:
         """A learner says how far it is."""
         self.members.on_learning(member, message, now)
+        self.recovery.on_learning(member, message)
 
     def on_applied(self, member: Member, message: AppliedReport, now: float) -> None:
         """A replica has applied a commit. One that holds something else than its siblings is taken off the roster: with a
@@ -262,6 +267,7 @@ class Coordinator:
         for peer in [p for p in (*self.herald.known(), *self.addresses) if p not in known]:
             self.herald.forget(peer)
             self.addresses.pop(peer, None)
+            self.recovery.memory.pop(peer, None)
             self._view.forget(peer)
         heartbeat_s = self._manifest.timing.heartbeat_s
         self._told_at = {peer: at for peer, at in self._told_at.items() if now - at < RESEND_HEARTBEATS * heartbeat_s}
@@ -321,10 +327,15 @@ class Coordinator:
         return True
 
     def _train(self, now: float) -> None:
-        empty, step = self._chain.empty_stages(), self._chain.step
-        if empty:
-            which = ", ".join(map(str, empty))
-            self.herald.stand("waiting", f"waiting: stage {which} has no holder since step {step}", now)
+        step, lost = self._chain.step, self.recovery.next(now)
+        if lost.record:
+            self._note_rebuild(lost, now)
+            self._propose(lost.record, (), now)
+        elif lost.sentence:
+            self.herald.stand("waiting", lost.sentence, now)
+        elif self.members.handing_over():
+            which = ", ".join(map(str, self.members.handing_over()))
+            self.herald.stand("waiting", f"waiting: stage {which} is handed over by a node that leaves", now)
         elif self._orders["pause"]:
             self.herald.stand("paused", f"paused by the organiser at step {step}", now)
         elif now >= self._reopen_at:
@@ -333,6 +344,13 @@ class Coordinator:
                 self.herald.stand("training", f"step {step + 1}: {why}", now)
             else:
                 self._open_step(now)
+
+    def _note_rebuild(self, lost: Next, now: float) -> None:
+        assert lost.record, "only a decision is told of"
+        if isinstance(lost.record, Rebuild):
+            self.herald.stand("waiting", f"stage {lost.record.stage} is lost and will be {lost.sentence}", now)
+        for seating in lost.record.joins if isinstance(lost.record, Rebuild | Roster) else ():
+            self.members.gathering.leave(seating.member)
 
     def _gather(self, now: float) -> None:
         gathered = self.members.gathering.seat()
@@ -391,7 +409,7 @@ class Coordinator:
             return
         self._proposal = None
         before = [m.peer for m in self._chain.members()]
-        joined = [s.member.peer for s in proposal.record.joins] if isinstance(proposal.record, Roster) else []
+        joined = [] if isinstance(proposal.record, Commit) else [s.member.peer for s in proposal.record.joins]
         if isinstance(proposal.record, Roster) and self._me in self.members.leaving:
             leaves = {x.member for x in proposal.record.leaves}
             self._gone = self._me if self._me in leaves else None
@@ -405,7 +423,7 @@ class Coordinator:
         mine = {s.stage for s in self._chain.seatings if s.member.peer == peer}
         voters = {self._me.peer, *(v.peer for v in self._chain.voters)}
         kept = shares if peer in voters else tuple(s for s in shares if s.stage in mine)
-        seated = [s.member.peer for s in record.joins] if isinstance(record, Roster) else []
+        seated = [] if isinstance(record, Commit) else [s.member.peer for s in record.joins]
         self._send(peer, Decide(self.ballot, record, kept, contacts_of(list(dict.fromkeys(seated)), self.addresses)))
 
     def send_records(self, peer: PeerId, head: RecordId) -> None:
@@ -440,26 +458,7 @@ class Coordinator:
             self._send_open(member, self.ledger)
 
     def _send_open(self, member: Member, ledger: Ledger) -> None:
-        peer, plan = member.peer, ledger.plan
-        work = tuple(
-            SeatWork(
-                s.stage,
-                s.role,
-                s.generation,
-                plan.hands.get((s.stage, peer), ()) if s.role == "active" else (),
-            )
-            for row in ledger.seats
-            for s in row
-            if s.member == member
-        )
-        neighbours = plan.neighbours(peer)
-        around = ring(self._chain.members(), member)
-        watch = tuple(dict.fromkeys([*around, *neighbours[:MAX_WATCHED_NEIGHBOURS]]))
-        contacts = contacts_of(list(dict.fromkeys([*neighbours, *around])), self.addresses)
-        self._send(
-            peer,
-            OpenStep(self.ballot, ledger.step, ledger.attempt, ledger.parent, work, plan.routes_from(peer), contacts, watch),
-        )
+        self._send(member.peer, opening(member, ledger, self._chain, self.addresses))
 
     def _void(self, reason: str, now: float) -> None:
         ledger, self.ledger = self.ledger, None

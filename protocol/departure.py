@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from protocol.chain import Chain
 from protocol.ids import Member
 from protocol.messages import Goodbye, Leave
@@ -12,31 +14,45 @@ the time in which a process must be gone, so that there is some left for closing
 
 
 class Departure:
-    """Idle until `begin`. The owner asks `due` with each tick."""
+    """Idle until `begin`. The owner asks `is_due` with each tick. `hears`: does this node hear anybody else on the roster?"""
 
-    def __init__(self, me: Member, chain: Chain, leave_notice_s: float) -> None:
+    def __init__(self, me: Member, chain: Chain, leave_notice_s: float, hears: Callable[[], bool] = lambda: True) -> None:
         self.reason = ""
         self._me, self._chain = me, chain
-        self._patience_s = min(DRAIN_S, leave_notice_s)
-        self._deadline: float | None = None
+        self._notice_s, self._hears = leave_notice_s, hears
+        self._asked_at: float | None = None
 
     @property
     def is_on(self) -> bool:
         """Has this node been told to go?"""
-        return self._deadline is not None
+        return self._asked_at is not None
 
     def begin(self, reason: str, now: float) -> str:
-        """Told to go. The sentence for people, '' if there is nothing to wait for: no seat, or nobody else to hold it."""
+        """Told to go. The sentence for people, '' if there is nothing to wait for: no seat, or nobody else to take it."""
         self.reason = reason
-        if self._is_of_no_use() or self._patience_s <= 0:
+        if self._is_of_no_use() or self._patience_s() <= 0:
             return ""
-        self._deadline = now + self._patience_s
-        return f"leaving after this step, within {self._patience_s:.0f} s; once more (Ctrl-C) quits at once"
+        self._asked_at = now
+        alone = ", ".join(map(str, self._alone()))
+        what = f"after handing over stage {alone}" if alone else "after this step"
+        return f"leaving {what}, within {self._patience_s():.0f} s; once more (Ctrl-C) quits at once"
+
+    def seconds_left(self, now: float) -> float:
+        """Until it goes at the latest."""
+        return max(0.0, self._asked_at + self._patience_s() - now) if self._asked_at is not None else 0.0
+
+    def _patience_s(self) -> float:
+        """Longer where nobody else has what this node holds."""
+        return self._notice_s if self._alone() else min(DRAIN_S, self._notice_s)
+
+    def _alone(self) -> list[int]:
+        """Stages whose state nobody else has."""
+        mine = [s.stage for s in self._chain.seatings if s.member == self._me and s.role != "learner"]
+        return [stage for stage in mine if all(s.member == self._me for s in self._chain.holders(stage))]
 
     def _is_of_no_use(self) -> bool:
-        """Waiting, for want of a seat or of somebody else to hold it."""
-        mine = [s.stage for s in self._chain.seatings if s.member == self._me]
-        return not mine or any(all(s.member == self._me for s in self._chain.seated(stage)) for stage in mine)
+        """Waiting, for want of a seat or of anybody else."""
+        return self._chain.member_of(self._me.peer) != self._me or not self._hears()
 
     def leave(self) -> Leave:
         """What the coordinator is asked."""
@@ -49,7 +65,7 @@ class Departure:
     def is_due(self, is_settled: bool, now: float) -> bool:
         """Is it time to go? `is_settled`: whoever has to know that this node is off the roster knows it. Where the others that
         held its stages have gone before it, nothing is waited for any more."""
-        if self._deadline is None:
+        if self._asked_at is None:
             return False
         off = self._chain.member_of(self._me.peer) != self._me
-        return now >= self._deadline or (is_settled if off else self._is_of_no_use())
+        return self.seconds_left(now) <= 0 or (is_settled if off else self._is_of_no_use())

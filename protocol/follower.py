@@ -12,7 +12,7 @@ from protocol.fork import parts_from
 from protocol.ids import Member, PeerId
 from protocol.manifest import Manifest
 from protocol.messages import Decide, Held, Message, OpenStep, Propose, Proposed, RecordsWanted, Summary
-from protocol.records import Commit, Roster, is_fork
+from protocol.records import Commit, Rebuild, Roster, is_fork
 from protocol.view import View
 from protocol.workbench import Workbench
 
@@ -75,8 +75,10 @@ class Follower:
             loss = {"step": record.step, "value": record.loss_sum / record.tokens, "tokens": record.tokens}
             self._out.append(Note("loss", loss))
             self._bench.commit(record, told.shares, now)
-        else:
+        elif isinstance(record, Roster):
             self._enroll(record, now)
+        else:
+            self._regrow(record, now)
 
     def _enroll(self, roster: Roster, now: float) -> None:
         if is_fork(roster):
@@ -85,14 +87,29 @@ class Follower:
         for leave in roster.leaves:
             self._out.append(Note("left", {"stage": leave.stage, "peer": leave.member.peer, "step": roster.step}))
             if leave.member == self._me:
-                self._bench.leave_seat(leave.stage)
+                self._bench.custody.leave_seat(leave.stage)
             if self._chain.member_of(leave.member.peer) is None and leave.member.peer != self._bench.leader:
                 self._view.forget(leave.member.peer)
         for join in roster.joins:
             fields = {"stage": join.stage, "peer": join.member.peer, "role": join.role, "step": roster.step}
             self._out.append(Note("joined", fields))
             if join.member == self._me:
-                self._bench.take_seat(join)
+                self._bench.custody.take_seat(join)
+        self._bench.roster_changed(now)
+        self.claim()
+
+    def _regrow(self, rebuild: Rebuild, now: float) -> None:
+        """A lost stage is to be made of others, here or elsewhere."""
+        sources = [{"stage": s.stage, "state_id": s.state_id, "coefficient": s.coefficient} for s in rebuild.sources]
+        facts = {"stage": rebuild.stage, "policy": self._manifest.recovery.policy, "sources": sources}
+        self._out.append(Note("rebuild", facts | {"generation": rebuild.generation, "step": rebuild.step}))
+        self._bench.custody.drop_seat(rebuild.stage)
+        for join in rebuild.joins:
+            self._out.append(
+                Note("joined", {"stage": join.stage, "peer": join.member.peer, "role": join.role, "step": rebuild.step})
+            )
+            if join.member == self._me:
+                self._bench.custody.regrow(join, rebuild)
         self._bench.roster_changed(now)
         self.claim()
 
@@ -109,10 +126,13 @@ class Follower:
             return
         self._acceptor.settled(message.head)
         self._out.append(Note("caught_up", {"record": message.head, "step": message.step}))
-        self._bench.begin_anew()
+        self._bench.custody.begin_anew()
         for seating in self._chain.seatings:
-            if seating.member == self._me and seating.role == "learner":
-                self._bench.take_seat(seating)
+            rebuild = self._chain.rebuilds.get(seating.stage)
+            if seating.member == self._me and rebuild and seating in rebuild.joins:
+                self._bench.custody.regrow(seating, rebuild)
+            elif seating.member == self._me and seating.role == "learner":
+                self._bench.custody.take_seat(seating)
         self._bench.roster_changed(now)
         self.claim()
 

@@ -152,6 +152,13 @@ class RecoverySection(Section):
     """What happens when a stage has no replica left."""
 
     policy: Policy = Field("checkfree_plus", description="Recovery policy.")
+    weighting: Literal["gradient_norm", "gradient_norm_clipped", "uniform"] = Field(
+        "gradient_norm", description="Weights of the neighbours: last gradient norm; clipped as in the paper's code; equal."
+    )
+    lr_factor: float = Field(1.1, gt=0, le=10, description="Factor on the learning rate of a rebuilt stage.")
+    newcomer_wait_s: float = Field(
+        5.0, ge=0, description="Seconds until a neighbour takes a second seat for want of a newcomer."
+    )
     embedding_copies: int = Field(2, ge=0, le=4, description="Passive replicas of stage 0 kept on block-stage nodes.")
     rebuild_grace_s: float = Field(30.0, ge=0, description="Seconds between a declared loss and a rebuild.")
 

@@ -6,6 +6,7 @@ digest as a sibling, and active then. A leaver goes as soon as others hold its s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -18,7 +19,7 @@ from protocol.learners import Learners
 from protocol.losses import promotions
 from protocol.manifest import Manifest
 from protocol.messages import AppliedReport, Learning, Wish
-from protocol.placement import Placement, is_copy
+from protocol.placement import Placement, is_copy, wanted_copies
 from protocol.records import Roster, Seating
 from protocol.speeds import Speeds
 from protocol.takeover import ranks
@@ -103,7 +104,8 @@ class Membership:
         self.learners.look(now)
         self.speeds.keep(self._chain.seatings)
         self.leaving = {m: why for m, why in self.leaving.items() if self._chain.member_of(m.peer) == m}
-        found = self._leavers(now) or self._raised() or self._granted() or self._moved(now)
+        steps = (self._leavers, self._raised, self._relieved, self._handed_over, self._granted, self._moved)
+        found = next(filter(None, (step(now) for step in steps)), Changes())
         if found:
             self._changed_at, self._starved_since = now, None
         return found
@@ -121,6 +123,8 @@ class Membership:
         """Does somebody else hold each of its stages? A copy of the embedding may wait a little for its successor."""
         mine = [s for s in self._chain.seatings if s.member == member]
         held = [s.stage for s in mine if s.role != "learner"]
+        if all(m in self.leaving for m in self._chain.members()):
+            return True
         if any(all(s.member in gone for s in self._chain.holders(stage)) for stage in held):
             return False
         has_copy = any(is_copy(s, self._chain) and s.role == "passive" for s in mine)
@@ -128,7 +132,7 @@ class Membership:
         waits = has_copy and (successors or bool(self._placement.copies(gone)))
         return not waits or waited_s > COPY_HEARTBEATS * self._beat_s
 
-    def _raised(self) -> Changes:
+    def _raised(self, _now: float) -> Changes:
         """Learners that hold the newest state become passive; passive ones that have proved themselves become active."""
         joins, leaves, notes = [], [], []
         roles = {(s.stage, s.member): s for s in self._chain.seatings}
@@ -136,7 +140,7 @@ class Membership:
             seating, right = roles[stage, member], self.digests.believed(stage, self._chain.state_ids[stage])
             if right in ("", digest):
                 self.digests.forget(stage, member)
-                joins.append(replace(seating, role="passive"))
+                joins.append(replace(seating, role="active" if stage in self.handing_over() and stage else "passive"))
             else:
                 self.strike(member.peer)
                 leaves.append(seating)
@@ -147,17 +151,55 @@ class Membership:
                 joins.append(replace(seating, role="active"))
         return Changes(tuple(joins), tuple(leaves), tuple(notes))
 
-    def _granted(self) -> Changes:
+    def _granted(self, _now: float) -> Changes:
         """Seats for those that wish for one, and embedding copies where some are missing."""
         joins: list[Seating] = []
         seated = {m.peer for m in self._chain.members()}
         for wish in self.gathering.wishes.values():
             stage = None if wish.member.peer in seated else self._placement.stage_for(wish, joins)
             if stage is not None and self._chain.holders(stage):
-                joins.append(Seating(stage, wish.member, "learner", pinned=wish.stage == stage))
+                joins.append(self._learner(stage, wish.member, pinned=wish.stage == stage))
             elif stage is not None and self._chain.step == 0:
                 joins.append(Seating(stage, wish.member, "active", pinned=wish.stage == stage))
         return Changes((*joins, *self._placement.copies(list(self.leaving))))
+
+    def _learner(self, stage: int, member: Member, pinned: bool = False) -> Seating:
+        return Seating(stage, member, "learner", self._chain.generations[stage], pinned)
+
+    def _relieved(self, _now: float) -> Changes:
+        """Whoever took a second seat for want of nodes gives it up when somebody else serves that stage: at stage 0 it stays as
+        a copy, where one is missing."""
+        busy = Counter(s.member for s in self._chain.seatings if s.role == "active")
+        for stage in range(self._manifest.num_stages):
+            active = self._chain.active(stage)
+            shared = [s for s in active if busy[s.member] > 1]
+            if not shared or len(shared) == len(active):
+                continue
+            copies = sum(is_copy(s, self._chain) for s in self._chain.seated(0))
+            if stage == 0 and copies < wanted_copies(self._manifest):
+                return Changes((replace(shared[0], role="passive"),))
+            return Changes((), (shared[0],))
+        return Changes()
+
+    def _handed_over(self, _now: float) -> Changes:
+        """The only holder of a stage wants to go: somebody else copies its state, a spare or whoever has fewest seats."""
+        joins: list[Seating] = []
+        for stage in self.handing_over():
+            if any(s.role == "learner" for s in self._chain.seated(stage)):
+                continue
+            seated = {m.peer for m in self._chain.members()}
+            spares = [w.member for w in self.gathering.wishes.values() if w.member.peer not in seated]
+            counts = Counter(s.member for s in self._chain.seatings if s.member not in self.leaving)
+            taken = [s.member for s in joins]
+            heirs = [m for m in (*spares, *sorted(counts, key=lambda m: (counts[m], m))) if m not in taken]
+            if heirs:
+                joins.append(self._learner(stage, heirs[0]))
+        return Changes(tuple(joins))
+
+    def handing_over(self) -> list[int]:
+        """Stages whose only holders want to go: no step is opened until somebody else holds them."""
+        stages = range(self._manifest.num_stages) if self.leaving else ()
+        return [s for s in stages if self._chain.holders(s) and all(x.member in self.leaving for x in self._chain.holders(s))]
 
     def _moved(self, now: float) -> Changes:
         move = self._placement.move() if not self.leaving else None

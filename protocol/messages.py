@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from protocol.ids import Ballot, Member, PeerId, RecordId, StateId
-from protocol.records import Record, Role, Seating, Share
+from protocol.records import Rebuild, Record, Role, Seating, Share
 
 Phase = Literal["starting", "waiting", "training", "evaluating", "paused", "finished", "leaving"]
 PipeKind = Literal["forward", "backward", "evaluate"]
@@ -56,6 +56,15 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """The whole state of a stage, exact, at a node without a seat for it."""
+
+    stage: int
+    state_id: StateId
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Wish:
     """I would like a seat. `stage` -1: wherever I am needed."""
 
@@ -64,6 +73,8 @@ class Wish:
     name: str
     address: str
     memory_bytes: int
+    kept: tuple[Kept, ...] = ()
+    """Stages that it held and still has, though the swarm took it off the roster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +270,12 @@ class Summary:
     """Number of decided records up to `head`; nobody goes back on the chain."""
     lineage: RecordId = ""
     """The newest Roster on the chain that forked; '' = none did."""
+    squared_norms: tuple[float, ...] = ()
+    """Of the last commit, by stage; empty before the first."""
+    generations: tuple[int, ...] = ()
+    """How often each stage was rebuilt."""
+    rebuilds: tuple[Rebuild, ...] = ()
+    """Since the last commit."""
 
 
 @dataclass(frozen=True, slots=True)

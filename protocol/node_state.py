@@ -107,10 +107,10 @@ class NodeState:
         self._manifest, self._me = manifest, me.peer
         self._watched_step: OpenStep | None = None
         self._watch = Watch(self.view, 4 * manifest.timing.lapse_s)
-        self._next_beat = 0.0
+        self._next_beat = self._now = 0.0
         self._leaderless = False
         self._standing: Standing | None = None
-        self._departure = Departure(me, self.chain, manifest.timing.leave_notice_s)
+        self.departure = Departure(me, self.chain, manifest.timing.leave_notice_s, self._hears_anybody)
         self._ending = Ending(manifest.timing.linger_s, 4 * manifest.timing.lapse_s)
         self._exiting = False
         self._inbox: deque[tuple[PeerId, int, Message]] = deque()
@@ -153,6 +153,7 @@ class NodeState:
         """Take in one fact; `now` is monotonic seconds. Commands are to be carried out in order."""
         if self._exiting:
             return [Release(event.handle)] if isinstance(event, PayloadArrived | ComputeDone) and event.handle else []
+        self._now = now
         self._events[type(event)](event, now)
         self._settle(now)
         out, self._out = self._out, []
@@ -407,14 +408,15 @@ class NodeState:
         for peer in peers:
             if peer != self._me:
                 self._send(peer, beat)
-        if self._departure.is_on:
-            self._send(self.leader.peer, self._departure.leave())
+        if self.departure.is_on:
+            self._send(self.leader.peer, self.departure.leave())
         mine = [s.stage for s in self.chain.seatings if s.member == self.config.member]
         if any(stage not in self.bench.seats for stage in mine):
             self._send(self.leader.peer, Goodbye(self.config.member, "its seat is lost"))
-        elif not mine and not self._departure.is_on:
+        elif not mine and not self.departure.is_on:
             c = self.config
-            self._send(self.leader.peer, Wish(c.member, c.wished_stage, c.name, c.address, c.memory_bytes))
+            kept = self.bench.custody.kept()
+            self._send(self.leader.peer, Wish(c.member, c.wished_stage, c.name, c.address, c.memory_bytes, kept))
 
     def _suspect_lapsed(self, now: float) -> None:
         for peer in self._watch.lapsed(now):
@@ -460,20 +462,26 @@ class NodeState:
         if self._ending.is_due(behind, now):
             self._exit(0, self.sentence)
 
+    def _hears_anybody(self) -> bool:
+        """Is anybody else on the roster known to live? Of those that said goodbye nothing is expected any more."""
+        known = set(self.view.known())
+        others = (m.peer for m in self.chain.members() if m != self.config.member)
+        return any(peer in known and not self.view.lapsed(peer, self._now) for peer in others)
+
     def _on_leave(self, event: LeaveAsked, now: float) -> None:
         """The first time it leaves in order, if that is of use; asked again, it goes at once."""
-        sentence = "" if self._departure.is_on or self.phase == "finished" else self._departure.begin(event.reason, now)
+        sentence = "" if self.departure.is_on or self.phase == "finished" else self.departure.begin(event.reason, now)
         self.phase = "leaving"
         if not sentence:
             self._go(event.reason)
             return
         self._say(sentence)
-        self._send(self.leader.peer, self._departure.leave())
+        self._send(self.leader.peer, self.departure.leave())
 
     def _check_departure(self, now: float) -> None:
         knows = self.coordinator is None or self.coordinator.is_caught_up(now)
-        if self._departure.is_due(knows, now):
-            self._go(self._departure.reason)
+        if self.departure.is_due(knows, now):
+            self._go(self.departure.reason)
 
     def _go(self, reason: str) -> None:
         peers = dict.fromkeys([self.leader.peer, *self._watch])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from protocol.chain import Chain
@@ -72,7 +73,9 @@ class Placement:
 
     def _strength(self, stage: int, more: Sequence[Seating]) -> tuple[float, int]:
         serving = self._serving(stage, more)
-        return round(self._speeds.throughput(serving), 6), len(serving)
+        busy = Counter(s.member for s in self._chain.seatings if s.role == "active")
+        own = [s for s in serving if busy[s.member] <= 1]
+        return round(self._speeds.throughput(own), 6), len(serving)
 
     def copies(self, going: Sequence[Member]) -> list[Seating]:
         """Learners of stage 0 to be copies, so many as are missing when those that go are gone."""
@@ -83,7 +86,7 @@ class Placement:
         stages = range(self._manifest.num_stages)
         rows = [[s.member for s in self._chain.holders(i) if s.member not in going] for i in stages]
         rows[0] = [s.member for s in self._chain.seated(0)]
-        return [Seating(0, member, "learner") for member in copy_candidates(rows)[:missing]]
+        return [Seating(0, member, "learner", self._chain.generations[0]) for member in copy_candidates(rows)[:missing]]
 
     def move(self) -> tuple[Seating, Seating] | None:
         """(seat given up, seat taken) of a replica that helps more elsewhere; never a stage's last active one."""
@@ -105,7 +108,7 @@ class Placement:
         if best is None:
             return None
         mover = best[1]
-        return mover, Seating(slow, mover.member, "learner")
+        return mover, Seating(slow, mover.member, "learner", self._chain.generations[slow])
 
     def _newcomer(self, stage: int, mover: Seating) -> float:
         """What the mover would add: as fast at the new stage as it is at the old one, compared with its present peers."""

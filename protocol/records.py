@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from protocol.ids import NO_BALLOT, Ballot, Member, RecordId, hash_of
+from protocol.ids import NO_BALLOT, Ballot, Member, RecordId, StateId, hash_of
 
 Role = Literal["active", "passive", "learner"]
 
@@ -77,7 +77,31 @@ class Roster:
     record unique: what follows it is a lineage of its own."""
 
 
-Record = Commit | Roster
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A stage's weights as of `state_id`, and the part that they have in what is made of them."""
+
+    stage: int
+    state_id: StateId
+    coefficient: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuild:
+    """A stage that nobody holds any more is made of others, at the members that `joins` seats there."""
+
+    parent: RecordId
+    step: int
+    """Last committed step when the record was made."""
+    stage: int
+    generation: int
+    sources: tuple[Source, ...]
+    joins: tuple[Seating, ...]
+    """Seats of the stage; all earlier ones end. They are active, of this generation."""
+    voters: tuple[Member, ...]
+
+
+Record = Commit | Roster | Rebuild
 
 
 def is_fork(record: Record) -> bool:

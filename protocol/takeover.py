@@ -17,7 +17,7 @@ from protocol.candidate import Candidate
 from protocol.chain import Chain
 from protocol.commands import Command, Note, Say, SendMessage
 from protocol.fork import Roll, in_order, uncovered
-from protocol.ids import NO_BALLOT, Ballot, Member, PeerId
+from protocol.ids import NO_BALLOT, Ballot, Member, PeerId, hash_of
 from protocol.leader import MAX_TERM_AHEAD, Leader
 from protocol.manifest import Manifest
 from protocol.messages import Decide, Held, Message, Prepare, Promise, Proposed, Standing
@@ -59,6 +59,7 @@ class Takeover:
         self.roll = Roll(me, chain, view)
         self._fork_after_s, self._lapse_s = manifest.fork_after_s, manifest.timing.lapse_s
         self._me, self._beat_s, self._num_stages = me, manifest.timing.heartbeat_s, manifest.num_stages
+        self._recovers = manifest.recovery.policy != "none"
         self._chain, self._view, self._leader, self._acceptor = chain, view, leader, acceptor
         self.before: PeerId = ""
         """Who coordinated when this node last stood for the role; '' if that was this node itself."""
@@ -220,6 +221,7 @@ class Takeover:
             return
         if outbid:
             self._stand(now)
+            self._not_before = now + PATIENCE_HEARTBEATS * self._beat_s * (1.0 + self._spread())
         else:
             self._ask()
 
@@ -247,12 +249,20 @@ class Takeover:
         return any(s.member == member and s.role != "learner" for s in self._chain.seatings)
 
     def _holds_alone(self, peer: PeerId) -> bool:
-        """Does no other node hold one of the peer's stages? Nothing could go on without it (a lost stage stays lost in this
-        version), and while it is on the roster the run goes on when it comes back."""
+        """Does the peer alone hold a stage that cannot be made of others? Nothing could go on without it, and while it is on
+        the roster the run goes on when it comes back."""
         if peer == self._me.peer:
             return False
         others = {s.stage for s in self._chain.seatings if s.member.peer != peer and s.role != "learner"}
-        return any(s.stage not in others for s in self._chain.seatings if s.member.peer == peer)
+        alone = {s.stage for s in self._chain.seatings if s.member.peer == peer} - others
+        return bool(alone) if not self._recovers else 0 in alone
+
+    def _spread(self) -> float:
+        """0 to 1, another one for each candidate and term: two that know different rosters, and stand at the same moment for
+        that reason, do not do so again and again."""
+        assert self.candidate, "who has just stood"
+        ballot = self.candidate.ballot
+        return int(hash_of([ballot.term, ballot.peer])[:4], 16) / 0xFFFF
 
     def _stand(self, now: float, forks: frozenset[Member] = frozenset()) -> None:
         self._stood_at, self._not_before = now, now + PATIENCE_HEARTBEATS * self._beat_s

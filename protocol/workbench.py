@@ -14,17 +14,13 @@ from protocol.checks import STEPS_AHEAD, evaluation_misfit, open_misfit, payload
 from protocol.commands import (
     Apply,
     Command,
-    CreateSeat,
-    DropSeat,
     Introduce,
-    KeepGradients,
-    Learn,
     Note,
     Release,
     Say,
     SendMessage,
-    StopLearning,
 )
+from protocol.custody import Custody
 from protocol.evaluation import Evaluation
 from protocol.events import (
     Applied,
@@ -51,23 +47,22 @@ from protocol.messages import (
     StartReduce,
     VoidStep,
 )
-from protocol.records import Commit, Seating, Share
+from protocol.records import Commit, Share
 from protocol.schedule import gradient_scale, learning_rate
-from protocol.seat import Incoming, Seat, SeatPhase, SeatState
+from protocol.seat import Incoming, Seat, SeatPhase
 
 DEADLINE_FACTOR = 4.0
 DEADLINE_HEARTBEATS = 3.0
 RESEND_HEARTBEATS = 2.0
 MAX_ADDRESSES = 8192
-KEPT_GRADIENTS = 2
-"""For learners, after their update. A range further behind is copied again: that costs three vectors, a gradient one."""
 
 
 class Workbench:
     """See the module. `take` hands over the commands made since the last call."""
 
     def __init__(self, manifest: Manifest, me: PeerId, chain: Chain) -> None:
-        self.seats: dict[int, Seat] = {}
+        self.custody = Custody(manifest, me, chain, self._emit, self._tell_leader)
+        self.seats = self.custody.seats
         self.open: OpenStep | None = None
         self.leader: PeerId = ""
         self.ballot: Ballot = NO_BALLOT
@@ -86,6 +81,9 @@ class Workbench:
         """Commands made since the last call."""
         out, self._out = self._out, []
         return out
+
+    def _emit(self, command: Command) -> None:
+        self._out.append(command)
 
     def _tell_leader(self, message: Message) -> None:
         if self.leader:
@@ -106,58 +104,15 @@ class Workbench:
 
     # ---- seats ----
 
-    def take_seat(self, join: Seating) -> None:
-        """A seat was granted, or its role changed. A learner copies its state; at the start it comes from the seed."""
-        stage = join.stage
-        if stage in self.seats:
-            self._change_role(self.seats[stage], join)
-            return
-        manifest, learns = self._manifest, join.role == "learner"
-        state = SeatState(stage, join.role, join.generation, "" if learns else self._chain.state_ids[stage])
-        seat = Seat(state, self._me, manifest.max_in_flight, manifest.batch.tokens_per_microbatch)
-        seat.phase = SeatPhase.LEARNING if learns else SeatPhase.CREATING
-        self.seats[stage] = seat
-        how = "copying its state from others" if learns else "making its weights from the seed"
-        self._out += [
-            Note("granted", {"stage": stage, "role": join.role, "generation": join.generation}),
-            Say(f"holding stage {stage} ({join.role}), {how}"),
-            Learn(stage) if learns else CreateSeat(stage, join.generation),
-        ]
-
-    def _change_role(self, seat: Seat, join: Seating) -> None:
-        before, seat.state.role = seat.state.role, join.role
-        if before != join.role:
-            self._out.append(Say(f"holding stage {join.stage} ({join.role})"))
-        self._end_learning(seat)
-
-    def _end_learning(self, seat: Seat) -> None:
-        """A seat that is no learner any more takes part from the newest state on, as soon as it has that."""
-        stage = seat.state.stage
-        newest = seat.state.state_id == self._chain.state_ids[stage]
-        if seat.phase is SeatPhase.LEARNING and seat.state.role != "learner" and newest:
-            seat.phase = SeatPhase.IDLE
-            self._out.append(StopLearning(stage))
-
     def roster_changed(self, now: float) -> None:
-        """Keep gradients for those that learn one of this node's stages; go on with what is possible now."""
-        for stage, seat in self.seats.items():
-            learners = any(s.role == "learner" for s in self._chain.seated(stage))
-            wanted = KEPT_GRADIENTS if learners and seat.state.role != "learner" else 0
-            if wanted != seat.keeps_gradients:
-                seat.keeps_gradients = wanted
-                self._out.append(KeepGradients(stage, wanted))
+        """The roster is another: gradients are kept for learners, and what waits may be possible now."""
+        self.custody.keep_gradients()
         self.go_on(now)
-
-    def begin_anew(self, why: str = "too far behind") -> None:
-        """The chain begins anew here: states from before are of no use."""
-        for seat in list(self.seats.values()):
-            self._drop(seat)
-            self._out.append(Note("left", {"stage": seat.state.stage, "reason": why}))
 
     def leave_lineage(self, leader: PeerId, why: str) -> None:
         """Forget everything that is open; `leader` coordinates the other one."""
         self.close()
-        self.begin_anew(why)
+        self.custody.begin_anew(why)
         self.leader, self.ballot = leader, NO_BALLOT
         self._pending = self._pending_evaluation = self._stalled = None
         self._voided = (NO_BALLOT, 0, 0)
@@ -165,41 +120,17 @@ class Workbench:
 
     def learning(self, event: LearningGoesOn, _now: float) -> None:
         """The copy of a stage has come so far."""
-        seat = self.seats.get(event.stage)
-        if seat and seat.phase is SeatPhase.LEARNING:
-            self._tell_leader(Learning(self.ballot, event.stage, "", "", event.seconds_left))
+        self.custody.learning(event, self.ballot)
 
     def learned(self, event: Learned, now: float) -> None:
         """The whole stage is of one state, and its digest is a donor's."""
-        seat = self.seats.get(event.stage)
-        if seat is None or seat.phase is not SeatPhase.LEARNING:
-            return
-        state = seat.state
-        state.state_id, state.digest, state.step = event.state_id, event.digest, event.step
-        state.optimizer_age, state.lr_factor, state.generation = event.optimizer_age, event.lr_factor, event.generation
-        state.provenance = {"rung": "copy", "from": list(event.donors), "state_id": event.state_id, "step": event.step}
-        fields = {"what": f"stage {event.stage}", "bytes": event.num_bytes, "from": list(event.donors), "to": self._me}
-        self._out.append(Note("transfer", fields | {"s": event.seconds, "step": event.step, "state_id": event.state_id}))
-        self._tell_leader(Learning(self.ballot, event.stage, event.state_id, event.digest, 0.0))
-        self._end_learning(seat)
+        self.custody.learned(event, self.ballot)
         self.go_on(now)
-
-    def leave_seat(self, stage: int) -> None:
-        """The swarm decided to go on without this node's seat."""
-        seat = self.seats.get(stage)
-        if seat is None:
-            return
-        self._drop(seat)
-        self._out.append(Say(f"stage {stage} is no longer held here: the swarm went on without this node"))
 
     def created(self, event: SeatCreated, now: float) -> None:
         """Initial weights are made."""
-        seat = self.seats.get(event.stage)
-        if seat and seat.phase is SeatPhase.CREATING:
-            seat.phase = SeatPhase.IDLE
-            seat.state.digest = event.digest
-            self._out.append(Say(f"holding stage {event.stage} ({seat.state.role})"))
-            self.go_on(now)
+        self.custody.created(event)
+        self.go_on(now)
 
     # ---- a step ----
 
@@ -294,6 +225,8 @@ class Workbench:
             if report and now - self._reported.get(stage, -1e9) >= wait:
                 self._reported[stage] = now
                 self._tell_leader(report)
+            elif report is None and again and stage in self._chain.rebuilds and seat.phase is SeatPhase.IDLE:
+                self._tell_leader(Learning(self.ballot, stage, seat.state.state_id, seat.state.digest, 0.0))
 
     def commit(self, commit: Commit, shares: tuple[Share, ...], now: float) -> None:
         """The step is decided (the chain holds it already): update every seat that has the sum."""
@@ -312,21 +245,16 @@ class Workbench:
             scale = gradient_scale(self._manifest, commit.tokens, norms, stage)
             state_id = self._chain.state_ids[stage]
             self._out.append(Apply(stage, commit.step, commit.attempt, scale, rate * seat.state.lr_factor, state_id))
+        self.custody.forget_kept()
         self.open = None
         self.go_on(now)
 
     def _fall_behind(self, seat: Seat, commit: Commit) -> None:
         """A commit that this replica has no sum for: it can only catch up from a sibling, later."""
         stage = seat.state.stage
-        self._drop(seat)
+        self.custody.drop(seat)
         self._out.append(Note("left", {"stage": stage, "reason": f"missed the commit of step {commit.step}"}))
         self._out.append(Say(f"stage {stage} missed the commit of step {commit.step} here and is out of the run"))
-
-    def _drop(self, seat: Seat) -> None:
-        if seat.phase is not SeatPhase.APPLYING:
-            self._out += seat.void()
-        del self.seats[seat.state.stage]
-        self._out.append(DropSeat(seat.state.stage))
 
     def applied(self, event: Applied, now: float) -> None:
         """The update is in the weights."""

@@ -8,6 +8,7 @@ import sys
 from node.sim.churn import Churn
 from node.sim.faults import COORDINATOR_PHASES, SEAT_PHASES
 from node.sim.parting import Parting
+from node.sim.regrowth import Regrowth
 from node.sim.scenario import make_scenario, make_takeover
 from node.sim.story import story_of, told
 from node.sim.trial import Trial
@@ -21,9 +22,12 @@ def main() -> int:
     parser.add_argument("--takeover", choices=COORDINATOR_PHASES + SEAT_PHASES, help="the coordinator goes before it does this")
     parser.add_argument("--churn", action="store_true", help="people walk in and out all the time")
     parser.add_argument("--parting", action="store_true", help="the swarm is parted in two for a while")
+    parser.add_argument("--regrow", action="store_true", help="stages lose their only holder")
     options = parser.parse_args()
-    if options.churn or options.parting:
-        return _live(Churn(options.seed) if options.churn else Parting(options.seed), options.limit)
+    lives: dict[str, type[Churn] | type[Parting] | type[Regrowth]] = {"churn": Churn, "parting": Parting, "regrow": Regrowth}
+    for name, life in lives.items():
+        if getattr(options, name):
+            return _live(life(options.seed), options.limit)
     scenario = make_takeover(options.seed, options.takeover) if options.takeover else make_scenario(options.seed)
     trial = Trial(scenario)
     broken: AssertionError | None = None
@@ -37,7 +41,7 @@ def main() -> int:
     return 1 if broken else 0
 
 
-def _live(life: Churn | Parting, limit: int) -> int:
+def _live(life: Churn | Parting | Regrowth, limit: int) -> int:
     broken: AssertionError | None = None
     try:
         life.run()

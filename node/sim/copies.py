@@ -1,4 +1,6 @@
-"""Simulated catch-up: a learner copies a stage from whoever holds it, late, again and again until it takes part."""
+"""Simulated catch-up: a learner copies a stage from whoever holds it, late, again and again until it takes part; and simulated
+regrowth: a newcomer mixes a lost stage of the states of its neighbours.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,9 @@ from dataclasses import replace
 from node.sim.machine import SimSeat
 from node.sim.nodes import SimNode
 from node.sim.surroundings import Surroundings
-from protocol.commands import KeepGradients, Learn, StopLearning
+from protocol.commands import KeepGradients, Learn, Regrow, StopLearning
 from protocol.events import Learned, LearningGoesOn
+from protocol.ids import hash_of
 
 STATE_BYTES = 12 << 20
 ROUND_TRIPS = 4.0
@@ -24,13 +27,68 @@ class Copies:
         self._world = world
         self._learning: dict[tuple[SimNode, int], int] = {}
         self._round = 0
-        self.num_copied = self.num_failed = 0
+        self.num_copied = self.num_failed = self.num_mixed = 0
 
     def learn(self, node: SimNode, command: Learn) -> None:
         """A seat without state, to be filled."""
         self._round += 1
         self._learning[node, command.stage] = self._round
         self._world.post(self._world.now, node, self._copy, node, command.stage, self._round, "")
+
+    def regrow(self, node: SimNode, command: Regrow) -> None:
+        """A seat without state, to be made of others'."""
+        self._round += 1
+        self._learning[node, command.stage] = self._round
+        self._world.post(self._world.now, node, self._mix, node, command, self._round)
+
+    def _mix(self, node: SimNode, command: Regrow, round_: int) -> None:
+        """Begin to mix, once somebody holds each source as it is named."""
+        if self._learning.get((node, command.stage)) != round_:
+            return
+        world = self._world
+        found = [self._holder(node, source.stage, source.state_id) for source in command.sources]
+        if None in found:
+            world.post(world.now + LOOK_AGAIN_S, node, self._mix, node, command, round_)
+            return
+        donors = [donor for donor in found if donor]
+        seconds = max(self._seconds(node, donor, first=False) for donor in donors)
+        world.handle(node, LearningGoesOn(command.stage, 0, STATE_BYTES, seconds, len(donors)))
+        world.post(world.now + seconds, node, self._mixed, node, command, round_, donors, seconds)
+
+    def _holder(self, node: SimNode, stage: int, state_id: str) -> SimNode | None:
+        """Somebody with that state; the node itself may be one."""
+        running = [n for n in self._world.nodes.values() if not n.dead and not n.frozen and (n, stage) not in self._learning]
+        held = [n for n in running if stage in n.seats and n.seats[stage].state_id == state_id]
+        return self._world.rng.choice(held) if held else None
+
+    def _mixed(self, node: SimNode, command: Regrow, round_: int, donors: list[SimNode], seconds: float) -> None:
+        stage = command.stage
+        if self._learning.get((node, stage)) != round_:
+            return
+        if any(n.dead or n.frozen for n in donors):
+            self.num_failed += 1
+            self._mix(node, command, round_)
+            return
+        parts = [[s.state_id, s.coefficient, self._world.watch.digest_of(s.stage, s.state_id)] for s in command.sources]
+        digest = hash_of(["mix", stage, command.generation, parts])
+        seat = SimSeat(stage, command.state_id, digest, 0, command.lr_factor, command.generation)
+        node.seats[stage] = seat
+        self.num_mixed += 1
+        self._world.watch.regrown(node, seat, command)
+        peers = tuple(n.peer for n in donors)
+        event = Learned(
+            stage,
+            seat.state_id,
+            command.step,
+            seat.digest,
+            0,
+            command.lr_factor,
+            command.generation,
+            peers,
+            STATE_BYTES,
+            seconds,
+        )
+        self._world.handle(node, event)
 
     def stop(self, node: SimNode, command: StopLearning) -> None:
         """The seat takes part in steps now."""
@@ -86,7 +144,19 @@ class Copies:
         self._world.watch.learned(node, seat)
         step = self._world.watch.step_of(seat.state_id, stage)
         self._world.handle(
-            node, Learned(stage, seat.state_id, step, seat.digest, seat.age, 1.0, 0, (donor.peer,), STATE_BYTES, seconds)
+            node,
+            Learned(
+                stage,
+                seat.state_id,
+                step,
+                seat.digest,
+                seat.age,
+                seat.lr_factor,
+                seat.generation,
+                (donor.peer,),
+                STATE_BYTES,
+                seconds,
+            ),
         )
         if not node.dead:
             self._world.post(self._world.now, node, self._copy, node, stage, round_, seat.state_id)

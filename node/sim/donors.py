@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from node.holdings import Holdings
+from node.mixing import Mixer
 from node.ports import Donor, NotHeldError, PeerError, StateRange
 from protocol.ids import PeerId, StateId
 from protocol.messages import Contact
@@ -21,10 +22,18 @@ class MemoryLibrary:
     rng: Random
     rate: float = 10e6
     _held: dict[PeerId, Holdings] = field(default_factory=dict)
+    _mixers: dict[PeerId, Mixer] = field(default_factory=dict)
 
-    def add(self, peer: PeerId, holdings: Holdings) -> None:
+    def add(self, peer: PeerId, holdings: Holdings, mixer: Mixer | None = None) -> None:
         """The peer is there."""
         self._held[peer] = holdings
+        if mixer:
+            self._mixers[peer] = mixer
+
+    def mixer(self, peer: PeerId) -> Mixer:
+        """Raises `PeerError` where it is gone."""
+        self.of(peer)
+        return self._mixers[peer]
 
     def remove(self, peer: PeerId) -> None:
         """It is not any more."""
@@ -69,6 +78,16 @@ class _MemoryDonor:
         """See `Donor`."""
         await self.library.travel(0)
         return await self._bring(await self.library.of(self.peer).gradient_range(stage, state_id, first, count))
+
+    async def weights_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
+        """See `Donor`."""
+        await self.library.travel(0)
+        return await self._bring(await self.library.of(self.peer).weights_range(stage, state_id, first, count))
+
+    async def mixed_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
+        """See `Donor`."""
+        await self.library.travel(0)
+        return await self._bring(await self.library.mixer(self.peer).mixed_range(stage, state_id, first, count))
 
     async def _bring(self, found: StateRange | None) -> StateRange:
         if found is None:

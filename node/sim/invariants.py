@@ -20,11 +20,11 @@ from typing import Any
 from node.sim.machine import Contribution, Key, SimSeat, require, sum_digest, whole_gradient
 from node.sim.nodes import SimNode
 from protocol.chain import is_quorum
-from protocol.commands import Apply, Command, Compute, Note, Reduce, Release, SendMessage
+from protocol.commands import Apply, Command, Compute, Note, Reduce, Regrow, Release, SendMessage
 from protocol.ids import Ballot, Member, RecordId, StateId, bitmap, initial_state_id, members_of, next_state_id
 from protocol.manifest import Manifest
 from protocol.messages import Decide, Held, Promise
-from protocol.records import Commit, Record, Roster, Seating, Share, genesis_id, is_fork, record_id, shares_digest
+from protocol.records import Commit, Rebuild, Record, Roster, Seating, Share, genesis_id, is_fork, record_id, shares_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +244,13 @@ class Invariants:
             seats |= {(s.stage, s.member): s for s in record.joins}
             lineage = name if is_fork(record) else before.lineage
             self.places[name] = replace(before, seats=seats, voters=record.voters, lineage=lineage)
+        elif isinstance(record, Rebuild):
+            self._check_rebuild(record, before)
+            seats = {key: seating for key, seating in before.seats.items() if key[0] != record.stage}
+            seats |= {(s.stage, s.member): s for s in record.joins}
+            states = before.states | {record.stage: next_state_id(before.states[record.stage], name)}
+            self.places[name] = replace(before, seats=seats, voters=record.voters, states=states)
+            self.num_checked["rebuilds"] += 1
         else:
             self._check_commit(record)
             self.commits.append((self.now(), record, name))
@@ -252,6 +259,23 @@ class Invariants:
             self._steps |= dict.fromkeys(states.items(), record.step)
         if self.places[name].step >= self.place.step:
             self.head = name
+
+    def _check_rebuild(self, rebuild: Rebuild, before: Place) -> None:
+        """What is mixed is what the sources are now."""
+        for source in rebuild.sources:
+            wanted = before.states[source.stage]
+            require(source.state_id == wanted, f"{rebuild} mixes {source}, which is not the newest state of its stage")
+
+    def regrown(self, node: SimNode, seat: SimSeat, command: Regrow) -> None:
+        """A lost stage is made of others."""
+        decided = any(place.states.get(seat.stage) == seat.state_id for place in self.places.values())
+        require(decided, f"{node!r} makes {command}, which nobody decided")
+        self._agree(node, seat)
+        self.num_checked["regrown"] += 1
+
+    def digest_of(self, stage: int, state_id: StateId) -> str:
+        """Digest of a state that somebody held."""
+        return self._digests[stage, state_id]
 
     def _check_commit(self, commit: Commit) -> None:
         batch, place = self._manifest.batch, self.places[commit.parent]

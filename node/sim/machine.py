@@ -76,6 +76,8 @@ class SimSeat:
     state_id: StateId
     digest: str
     age: int = 0
+    lr_factor: float = 1.0
+    generation: int = 0
     retained: set[tuple[Key, int]] = field(default_factory=set)
     gradients: dict[Key, list[Contribution]] = field(default_factory=dict)
     sums: dict[Key, str] = field(default_factory=dict)

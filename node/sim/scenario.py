@@ -74,7 +74,7 @@ def _replicas(rng: random.Random, num_stages: int) -> list[int]:
 def a_manifest(rng: random.Random, stages: int, start_replicas: int, steps: int, seed: int) -> dict[str, Any]:
     """A run of a few small stages, as YAML holds it."""
     microbatches = rng.randint(3, 12)
-    policies = ["none", "checkfree"] + ["checkfree_plus"] * 2 * (stages >= 4)
+    policies = ["none", "none", "checkfree"] + ["checkfree_plus"] * 2 * (stages >= 4)
     shard = {"digest": "0" * 64, "num_bytes": 1 << 20, "num_tokens": 1 << 19}
     model = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2 * stages}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 from node.holdings import Holdings
+from node.mixing import Mixer
 from node.payloads import HandlePool
 from node.ports import StageExecutor
 from node.runtime import Observers, Ports, Runtime
@@ -99,7 +100,7 @@ class MemorySwarm:
         donors = MemoryDonors(library)
         ports = Ports(VirtualClock(), directory, transport, node.executor, pool, node.sink, donors)
         holdings = Holdings(lambda: state.bench.seats, node.executor)
-        library.add(peer, holdings)
+        library.add(peer, holdings, Mixer(state, node.executor, donors))
         node.exit = await Runtime(ports, state, observers=Observers(holdings.observe)).run()
         library.remove(peer)
         if self.at_end:

@@ -104,14 +104,16 @@ class Trial:
 
     def _expectation(self, struck: SimNode) -> tuple[bool, str]:
         """(must the swarm go on, else what survivors must say they wait for). A short freeze is no loss. To go on without the
-        coordinator the others need a quorum of the voters and all stages; else they go on when it thaws. After a long freeze of
-        another stage's only holder both may happen: it was declared lost or it was not.
+        coordinator the others need a quorum of the voters, and all stages or the means to make them of others; else they go on
+        when it thaws. After a long freeze of the only holder of a stage that cannot be made both may happen.
         """
         strike, lapse_s = self.scenario.strike, self.scenario.manifest.timing.lapse_s
         if strike.kind == "freeze" and strike.for_s < 0.5 * lapse_s:
             return True, ""
         place = self.watch.place
         stages = [s for s in range(self.scenario.manifest.num_stages) if place.holders(s) == [struck.spec.member]]
+        if self.scenario.manifest.recovery.policy != "none" and 0 not in stages:
+            stages = []
         if struck.spec.member == self.founder and (stages or not place.has_quorum_without(self.founder)):
             return (True, "") if strike.kind == "freeze" else (False, "coordinator")
         if strike.kind == "freeze" and stages:
@@ -122,7 +124,8 @@ class Trial:
         manifest = self.scenario.manifest
         per_step = (fired_at - self.watch.commits[0][0]) / max(1, before - 1)
         limit_s = 6 * manifest.timing.lapse_s + 20 * per_step + manifest.timing.first_microbatch_s
-        limit_s += self.scenario.strike.for_s
+        recovery = manifest.recovery
+        limit_s += self.scenario.strike.for_s + recovery.rebuild_grace_s + recovery.newcomer_wait_s
         reached = self.world.run(lambda: self.watch.step >= before + STEPS_AFTER, limit_s)
         require(reached, f"stuck {limit_s:.1f} s after step {before}: {self._situation()}")
         return self._finish()

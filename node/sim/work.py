@@ -29,6 +29,7 @@ from protocol.commands import (
     KeepGradients,
     Learn,
     Reduce,
+    Regrow,
     StopLearning,
     Work,
 )
@@ -74,6 +75,7 @@ class Works:
             Reduce: self._reduce,
             Discard: self._discard,
             Learn: self.copies.learn,
+            Regrow: self.copies.regrow,
             StopLearning: self.copies.stop,
             KeepGradients: self.copies.keep,
         }

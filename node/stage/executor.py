@@ -79,6 +79,19 @@ class TorchExecutor:
         self._seats[stage] = Seat(self._manifest, stage, self._device, blank)
         return self._seats[stage].info()
 
+    async def mix(self, parts: list[bytes | bytearray | memoryview], coefficients: list[float]) -> memoryview:
+        """See `node.ports.StageExecutor`."""
+
+        def mixed() -> memoryview:
+            total: torch.Tensor | None = None
+            for part, coefficient in zip(parts, coefficients, strict=True):
+                scaled = torch.frombuffer(bytearray(part), dtype=torch.float32) * coefficient
+                total = scaled if total is None else total.add_(scaled)
+            assert total is not None, "nothing to mix"
+            return raw_bytes(total)
+
+        return await self._run(STATE, mixed)
+
     async def drop(self, stage: int) -> None:
         """See `node.ports.StageExecutor`; without such a seat nothing happens."""
 

@@ -54,6 +54,20 @@ class _GrpcDonor:
             raise PeerError(self._asking.peer, f"{self._address} sent a gradient that nobody asked for")
         return found
 
+    async def weights_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
+        """See `Donor`."""
+        return await self._exactly(FetchRequest(stage, state_id, "held_weights", first, count))
+
+    async def mixed_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
+        """See `Donor`."""
+        return await self._exactly(FetchRequest(stage, state_id, "mixed", first, count))
+
+    async def _exactly(self, asked: FetchRequest) -> StateRange:
+        found = await self._fetch(asked, asked.count)
+        if found.facts.state_id != asked.state_id:
+            raise PeerError(self._asking.peer, f"{self._address} sent weights that nobody asked for")
+        return found
+
     async def _fetch(self, asked: FetchRequest, num_elements: int) -> StateRange:
         check(asked)
         with answers(self._address, self._asking):

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import grpc
 from blake3 import blake3
 
-from node.ports import RANGE_ELEMENTS
+from node.ports import RANGE_ELEMENTS, PeerError
 from node.transport import swarm_pb2, swarm_pb2_grpc
 from node.transport.channel import Context, within
 from node.transport.checks import FaultCode, WireError
@@ -94,7 +94,7 @@ class LibraryService(swarm_pb2_grpc.LibraryServicer):
             await self._refuse(fault, context)
 
     async def _fetch(self, asked: FetchRequest, context: Context) -> None:
-        if asked.section in ("state", "gradient"):
+        if asked.section in ("state", "gradient", "held_weights", "mixed"):
             await self._fetch_state(asked, context)
         else:
             await self._fetch_vector(asked, context)
@@ -103,7 +103,10 @@ class LibraryService(swarm_pb2_grpc.LibraryServicer):
         """A range that is read at once, so that all of it is of one state."""
         if not 1 <= asked.count <= RANGE_ELEMENTS:
             raise WireError("size", f"{asked.count} elements of a {asked.section}; 1 to {RANGE_ELEMENTS} are given at once")
-        found = await self._library.states(asked)
+        try:
+            found = await self._library.states(asked)
+        except PeerError as error:
+            raise WireError("stale", f"this node cannot give it now: {error}") from None
         if found is None:
             what = f"the {asked.section} of stage {asked.stage} at {asked.state_id[:32] or 'any state'}"
             raise WireError("stale", f"this node does not hold {what}")

@@ -266,12 +266,14 @@ class Header(_message.Message):
     def __init__(self, pipe_header: _Optional[_Union[PipeHeader, _Mapping]] = ..., reduce_header: _Optional[_Union[ReduceHeader, _Mapping]] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("commit", "roster")
+    __slots__ = ("commit", "roster", "rebuild")
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     ROSTER_FIELD_NUMBER: _ClassVar[int]
+    REBUILD_FIELD_NUMBER: _ClassVar[int]
     commit: Commit
     roster: Roster
-    def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ...) -> None: ...
+    rebuild: Rebuild
+    def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., rebuild: _Optional[_Union[Rebuild, _Mapping]] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("peer", "incarnation")
@@ -365,6 +367,34 @@ class Roster(_message.Message):
     forked: Ballot
     def __init__(self, parent: _Optional[str] = ..., step: _Optional[int] = ..., joins: _Optional[_Iterable[_Union[Seating, _Mapping]]] = ..., leaves: _Optional[_Iterable[_Union[Seating, _Mapping]]] = ..., voters: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., forked: _Optional[_Union[Ballot, _Mapping]] = ...) -> None: ...
 
+class Source(_message.Message):
+    __slots__ = ("stage", "state_id", "coefficient")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    STATE_ID_FIELD_NUMBER: _ClassVar[int]
+    COEFFICIENT_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    state_id: str
+    coefficient: float
+    def __init__(self, stage: _Optional[int] = ..., state_id: _Optional[str] = ..., coefficient: _Optional[float] = ...) -> None: ...
+
+class Rebuild(_message.Message):
+    __slots__ = ("parent", "step", "stage", "generation", "sources", "joins", "voters")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    JOINS_FIELD_NUMBER: _ClassVar[int]
+    VOTERS_FIELD_NUMBER: _ClassVar[int]
+    parent: str
+    step: int
+    stage: int
+    generation: int
+    sources: _containers.RepeatedCompositeFieldContainer[Source]
+    joins: _containers.RepeatedCompositeFieldContainer[Seating]
+    voters: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, parent: _Optional[str] = ..., step: _Optional[int] = ..., stage: _Optional[int] = ..., generation: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., joins: _Optional[_Iterable[_Union[Seating, _Mapping]]] = ..., voters: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+
 class Contact(_message.Message):
     __slots__ = ("peer", "address")
     PEER_FIELD_NUMBER: _ClassVar[int]
@@ -404,18 +434,30 @@ class Heartbeat(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., head: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Wish(_message.Message):
-    __slots__ = ("member", "stage", "name", "address", "memory_bytes")
+    __slots__ = ("member", "stage", "name", "address", "memory_bytes", "kept")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     member: Member
     stage: int
     name: str
     address: str
     memory_bytes: int
-    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., stage: _Optional[int] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+    kept: _containers.RepeatedCompositeFieldContainer[Kept]
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., stage: _Optional[int] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., kept: _Optional[_Iterable[_Union[Kept, _Mapping]]] = ...) -> None: ...
+
+class Kept(_message.Message):
+    __slots__ = ("stage", "state_id", "digest")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    STATE_ID_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    state_id: str
+    digest: str
+    def __init__(self, stage: _Optional[int] = ..., state_id: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ("member", "reason")
@@ -606,7 +648,7 @@ class Decide(_message.Message):
     def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., contacts: _Optional[_Iterable[_Union[Contact, _Mapping]]] = ...) -> None: ...
 
 class Summary(_message.Message):
-    __slots__ = ("ballot", "head", "step", "tokens", "loss", "seatings", "voters", "state_ids", "contacts", "height", "lineage")
+    __slots__ = ("ballot", "head", "step", "tokens", "loss", "seatings", "voters", "state_ids", "contacts", "height", "lineage", "squared_norms", "generations", "rebuilds")
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -618,6 +660,9 @@ class Summary(_message.Message):
     CONTACTS_FIELD_NUMBER: _ClassVar[int]
     HEIGHT_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    SQUARED_NORMS_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    REBUILDS_FIELD_NUMBER: _ClassVar[int]
     ballot: Ballot
     head: str
     step: int
@@ -629,7 +674,10 @@ class Summary(_message.Message):
     contacts: _containers.RepeatedCompositeFieldContainer[Contact]
     height: int
     lineage: str
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., head: _Optional[str] = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., seatings: _Optional[_Iterable[_Union[Seating, _Mapping]]] = ..., voters: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state_ids: _Optional[_Iterable[str]] = ..., contacts: _Optional[_Iterable[_Union[Contact, _Mapping]]] = ..., height: _Optional[int] = ..., lineage: _Optional[str] = ...) -> None: ...
+    squared_norms: _containers.RepeatedScalarFieldContainer[float]
+    generations: _containers.RepeatedScalarFieldContainer[int]
+    rebuilds: _containers.RepeatedCompositeFieldContainer[Rebuild]
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., head: _Optional[str] = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., seatings: _Optional[_Iterable[_Union[Seating, _Mapping]]] = ..., voters: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state_ids: _Optional[_Iterable[str]] = ..., contacts: _Optional[_Iterable[_Union[Contact, _Mapping]]] = ..., height: _Optional[int] = ..., lineage: _Optional[str] = ..., squared_norms: _Optional[_Iterable[float]] = ..., generations: _Optional[_Iterable[int]] = ..., rebuilds: _Optional[_Iterable[_Union[Rebuild, _Mapping]]] = ...) -> None: ...
 
 class Yield(_message.Message):
     __slots__ = ("ballot", "to")

@@ -240,7 +240,9 @@ def test_a_leaver_goes_when_others_hold_its_stage() -> None:
     both = leaving(chain, manifest, "p1.0", "p1.1")
     assert [s.member.peer for s in both.changes(10.0).leaves] == ["p1.0"], "one of the two stays"
     alone = a_chain(manifest)
-    assert not leaving(alone, manifest, "p1.0").changes(1e6)
+    heir = leaving(alone, manifest, "p1.0").changes(10.0)
+    assert not heir.leaves
+    assert [(s.stage, s.role) for s in heir.joins] == [(1, "learner")], "its stage is handed over first"
     assert not leaving(chain, manifest, "stranger").changes(10.0)
 
 
@@ -279,7 +281,7 @@ def test_departure_is_at_once_where_waiting_is_of_no_use() -> None:
     manifest = a_manifest()
     chain = a_chain(manifest, replicas=2)
     assert Departure(NEW, chain, 120.0).begin("x", 0.0) == "", "it has no seat"
-    assert Departure(LEAD, a_chain(manifest), 120.0).begin("x", 0.0) == "", "nobody else holds its stage"
+    assert "handing over stage 0, within 120 s" in Departure(LEAD, a_chain(manifest), 120.0).begin("x", 0.0)
     going = Departure(LEAD, chain, 120.0)
     assert "within 6 s" in going.begin("x", 0.0)
     assert not going.is_due(True, DRAIN_S - 0.1)
@@ -289,14 +291,18 @@ def test_departure_is_at_once_where_waiting_is_of_no_use() -> None:
     assert not going.is_due(False, 1.0)
 
 
-def test_a_leaver_does_not_wait_for_others_that_have_gone_too() -> None:
+def test_a_leaver_that_is_the_last_holder_by_now_stays_longer_while_somebody_is_there_to_hand_over_to() -> None:
     manifest = a_manifest()
     chain = a_chain(manifest, replicas=2)
-    going = Departure(LEAD, chain, 120.0)
+    hears = [True]
+    going = Departure(LEAD, chain, 120.0, lambda: hears[0])
     assert going.begin("x", 0.0)
     others = tuple(s for s in chain.holders(0) if s.member != LEAD)
     chain.append(Roster(chain.head, chain.step, (), others, (LEAD,)), ())
-    assert going.is_due(False, 0.1), "nobody else holds its stage now"
+    assert not going.is_due(False, DRAIN_S + 1.0), "it hands stage 0 over first"
+    assert going.is_due(False, 120.0)
+    hears[0] = False
+    assert going.is_due(False, 0.1), "nobody is there any more"
 
 
 # ---- moving ----

@@ -1,0 +1,150 @@
+"""One seed of a swarm with one replica per stage that loses stages, and regrows them.
+
+A *cell* is (which stages, in which phase): the holders of one stage, of two adjacent ones, of stage 0 and S1, or of a random
+set are killed while the first of them does something of the phase, in the grace, or while what was lost is being made again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from node.sim.faults import Faults, Phase, Strike
+from node.sim.heap import World
+from node.sim.invariants import Invariants
+from node.sim.machine import BrokenError, require
+from node.sim.network import Network
+from node.sim.nodes import NodeSpec, SimNode
+from node.sim.scenario import a_manifest
+from node.sim.trial import real_state
+from protocol.ids import Member
+from protocol.manifest import from_mapping
+
+Which = Literal["single", "adjacent", "stage 0 and S1", "random"]
+When = Literal["forward", "backward", "reduce", "commit", "grace", "handover"]
+WHICH: tuple[Which, ...] = ("single", "adjacent", "stage 0 and S1", "random")
+WHEN: tuple[When, ...] = ("forward", "backward", "reduce", "commit", "grace", "handover")
+PHASES: dict[When, Phase] = {"forward": "forward", "backward": "backward", "reduce": "reduce", "commit": "apply"}
+START_S = 300.0
+STEPS = 3
+GRACE_S = 4.0
+WAIT_S = 2.0
+
+
+@dataclass(slots=True)
+class Regrown:
+    """What came of it. `seconds`: from the last fault to the next commit."""
+
+    seed: int
+    cell: tuple[Which, When]
+    commits: int
+    seconds: float
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+class Regrowth:
+    """See the module. Raises `BrokenError`."""
+
+    def __init__(self, seed: int, cell: tuple[Which, When] | None = None) -> None:
+        self.seed = seed
+        self.rng = rng = random.Random(f"regrowth {seed} {cell}")
+        self.cell = cell or (WHICH[seed % len(WHICH)], WHEN[seed // len(WHICH) % len(WHEN)])
+        self.num_stages = rng.randint(5, 7)
+        self.manifest = from_mapping(self._data())
+        self.counts: Counter[str] = Counter()
+        self.specs = [self._spec(f"peer{stage:02d}", stage == 0, stage) for stage in range(self.num_stages)]
+        self.spares = [self._spec(f"spare{n:02d}", False, -1) for n in range(rng.choice((0, 1, 3)))]
+        self.watch = Invariants(self.manifest, self.specs[0].member)
+        self.faults = Faults().duplicate(rng.choice((0.01, 0.05))).reorder(rng.choice((0.01, 0.05)))
+        self.world = World(self.manifest, rng, Network(rng, self.faults.weather), self.faults, self.watch, real_state)
+        self.watch.now = lambda: self.world.now
+
+    def _data(self) -> dict[str, Any]:
+        rng = self.rng
+        data = a_manifest(rng, self.num_stages - 1, 1, 10_000, self.seed)
+        policy = rng.choice(("checkfree", "checkfree_plus"))
+        data["recovery"] = {"policy": policy, "embedding_copies": 2, "rebuild_grace_s": GRACE_S, "newcomer_wait_s": WAIT_S}
+        return data
+
+    def _spec(self, peer: str, founder: bool, stage: int) -> NodeSpec:
+        return NodeSpec(Member(peer, 1), peer, founder, stage, self.rng.uniform(0.005, 0.03))
+
+    def run(self) -> Regrown:
+        """Live through it."""
+        try:
+            return self._run()
+        except BrokenError as error:
+            error.add_note(f"{self.cell}; replay: python -m node.sim --regrow --seed {self.seed}")
+            raise
+
+    def _run(self) -> Regrown:
+        world = self.world
+        for index, spec in enumerate(self.specs):
+            world.boot(spec, 0.0 if not index else self.rng.uniform(0.0, 3.0))
+        require(world.run(lambda: self.watch.step >= STEPS, START_S), f"does not start: {self._situation()}")
+        for spec in self.spares:
+            world.boot(spec, world.now)
+        lost = self._lost()
+        self._strike(lost)
+        struck_at, before = world.now, self.watch.step
+        goes_on = world.run(lambda: self.watch.step >= before + STEPS, self._limit_s())
+        require(goes_on, f"stages {lost} do not regrow: {self._situation()}")
+        after = next(at for at, _, _ in self.watch.commits if at > struck_at)
+        for stage in range(self.num_stages):
+            require(bool(self.watch.place.active(stage)), f"stage {stage} has no holder: {self._situation()}")
+        self.counts.update(self.watch.num_checked)
+        return Regrown(self.seed, self.cell, len(self.watch.commits), after - struck_at, self.counts)
+
+    # ---- what is lost ----
+
+    def _lost(self) -> list[int]:
+        which, last = self.cell[0], self.num_stages - 1
+        if which == "single":
+            return [self.rng.randint(0, last)]
+        if which == "stage 0 and S1":
+            return [0, 1]
+        if which == "adjacent":
+            first = self.rng.randint(1, last - 1)
+            return [first, first + 1]
+        most = (self.num_stages - 1) // 2
+        return self.rng.sample(range(self.num_stages), self.rng.randint(1, most))
+
+    def _strike(self, lost: list[int]) -> None:
+        """The first one is hit in its phase; the others with it, or later, in the grace or the handover."""
+        when, first = self.cell[1], lost[0]
+        holders = [self._holder(stage) for stage in lost]
+        phase = PHASES.get(when, "backward")
+        self.faults.add(Strike("crash", first, self.watch.step + 1, phase, loud=self.rng.random() < 0.5))
+        require(self.world.run(lambda: not self.faults.armed, START_S), f"no fault yet: {self._situation()}")
+        self.counts[f"killed in {when}"] += 1
+        if when in ("grace", "handover"):
+            self.world.run(lambda: not any(m == holders[0].spec.member for _, m in self.watch.place.seats), START_S)
+        if when == "handover":
+            before = self.watch.num_checked["rebuilds"]
+            self.world.run(lambda: self.watch.num_checked["rebuilds"] > before, GRACE_S + 2 * WAIT_S + 10.0)
+        newcomer = self._newcomer(first) if when == "handover" and len(lost) == 1 else None
+        for node in [newcomer] if newcomer else holders[1:]:
+            if not node.dead:
+                self.world.hit(node, Strike("crash", first, 0, "forward", loud=self.rng.random() < 0.5))
+                self.counts["killed too"] += 1
+
+    def _holder(self, stage: int) -> SimNode:
+        return self.world.nodes[self.watch.place.active(stage)[0].peer]
+
+    def _newcomer(self, stage: int) -> SimNode | None:
+        """Whoever makes the lost stage now; nobody where that is a node which others need."""
+        active = self.watch.place.active(stage)
+        found = self.world.nodes[active[0].peer] if active else None
+        others = found and any(m == found.spec.member and s != stage for s, m in self.watch.place.seats)
+        return None if others else found
+
+    def _limit_s(self) -> float:
+        timing = self.manifest.timing
+        return 20 * timing.lapse_s + 4 * (GRACE_S + WAIT_S) + 3 * timing.first_microbatch_s + 60.0
+
+    def _situation(self) -> str:
+        says = "; ".join(f"{node!r}: {node.says}" for node in self.world.alive())
+        seats = ", ".join(f"{s}:{m.peer}/{m.incarnation}:{x.role}" for (s, m), x in sorted(self.watch.place.seats.items()))
+        return f"step {self.watch.step} at {self.world.now:.2f} s; {seats}; {says}"

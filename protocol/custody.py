@@ -1,0 +1,199 @@
+"""Which stages a node holds, in which role, and how it comes to their state: from the seed, a copy, others' weights, or its own
+that it kept when the swarm took it off the roster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from protocol.chain import Chain
+from protocol.commands import Command, CreateSeat, DropSeat, KeepGradients, Learn, Note, Regrow, Say, StopLearning
+from protocol.events import Learned, LearningGoesOn, SeatCreated
+from protocol.ids import Ballot, PeerId
+from protocol.manifest import Manifest
+from protocol.messages import Kept, Learning, Message
+from protocol.records import Rebuild, Seating
+from protocol.seat import Seat, SeatPhase, SeatState
+
+KEPT_GRADIENTS = 2
+"""For learners, after their update. A range further behind is copied again: that costs three vectors, a gradient one."""
+
+
+class Custody:
+    """`seats` by stage. `emit` takes the commands that follow, `tell` what the coordinator is told."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        me: PeerId,
+        chain: Chain,
+        emit: Callable[[Command], None],
+        tell: Callable[[Message], None],
+    ) -> None:
+        self.seats: dict[int, Seat] = {}
+        self._manifest, self._me, self._chain = manifest, me, chain
+        self._emit, self._tell_leader = emit, tell
+        self._kept: dict[int, Seat] = {}
+
+    def _emit_all(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            self._emit(command)
+
+    def take_seat(self, join: Seating) -> None:
+        """A seat was granted, or its role changed. A learner copies its state; at the start it comes from the seed."""
+        stage = join.stage
+        if stage in self.seats:
+            self._change_role(self.seats[stage], join)
+            return
+        if self._take_up_again(join):
+            return
+        self.forget_kept()
+        manifest, learns = self._manifest, join.role == "learner"
+        state = SeatState(stage, join.role, join.generation, "" if learns else self._chain.state_ids[stage])
+        seat = Seat(state, self._me, manifest.max_in_flight, manifest.batch.tokens_per_microbatch)
+        seat.phase = SeatPhase.LEARNING if learns else SeatPhase.CREATING
+        self.seats[stage] = seat
+        how = "copying its state from others" if learns else "making its weights from the seed"
+        self._emit_all(
+            [
+                Note("granted", {"stage": stage, "role": join.role, "generation": join.generation}),
+                Say(f"holding stage {stage} ({join.role}), {how}"),
+                Learn(stage) if learns else CreateSeat(stage, join.generation),
+            ]
+        )
+
+    def _change_role(self, seat: Seat, join: Seating) -> None:
+        before, seat.state.role = seat.state.role, join.role
+        if before != join.role:
+            self._emit(Say(f"holding stage {join.stage} ({join.role})"))
+        alone = [s.member.peer for s in self._chain.active(join.stage)] == [self._me]
+        if (before, join.role) == ("passive", "active") and alone:
+            seat.state.provenance = {"rung": "promotion", "state_id": seat.state.state_id, "step": self._chain.step}
+        self._end_learning(seat)
+
+    def regrow(self, join: Seating, rebuild: Rebuild) -> None:
+        """This node is to hold a stage that is made of others."""
+        stage, state_id = join.stage, self._chain.state_ids[join.stage]
+        manifest = self._manifest
+        state = SeatState(stage, join.role, rebuild.generation, "", lr_factor=manifest.recovery.lr_factor)
+        state.provenance = {
+            "rung": "recovery",
+            "sources": [{"stage": s.stage, "state_id": s.state_id, "coefficient": s.coefficient} for s in rebuild.sources],
+            "step": rebuild.step,
+        }
+        seat = Seat(state, self._me, manifest.max_in_flight, manifest.batch.tokens_per_microbatch)
+        seat.phase = SeatPhase.LEARNING
+        self.seats[stage] = seat
+        self._emit_all(
+            [
+                Note("granted", {"stage": stage, "role": join.role, "generation": rebuild.generation}),
+                Say(f"rebuilding stage {stage} of stages {', '.join(str(s.stage) for s in rebuild.sources)}"),
+                Regrow(stage, state_id, rebuild.step, rebuild.generation, rebuild.sources, state.lr_factor),
+            ]
+        )
+
+    def drop_seat(self, stage: int) -> None:
+        """The stage begins anew elsewhere, or here with another state: what is held of it is of no use."""
+        self.forget_kept(stage)
+        if stage in self.seats:
+            self.drop(self.seats[stage])
+
+    def _end_learning(self, seat: Seat) -> None:
+        """A seat that is no learner any more takes part from the newest state on, as soon as it has that."""
+        stage = seat.state.stage
+        newest = seat.state.state_id == self._chain.state_ids[stage]
+        if seat.phase is SeatPhase.LEARNING and seat.state.role != "learner" and newest:
+            seat.phase = SeatPhase.IDLE
+            self._emit(StopLearning(stage))
+
+    def keep_gradients(self) -> None:
+        """For those that learn one of this node's stages."""
+        for stage, seat in self.seats.items():
+            learners = any(s.role == "learner" for s in self._chain.seated(stage))
+            wanted = KEPT_GRADIENTS if learners and seat.state.role != "learner" else 0
+            if wanted != seat.keeps_gradients:
+                seat.keeps_gradients = wanted
+                self._emit(KeepGradients(stage, wanted))
+
+    def begin_anew(self, why: str = "too far behind") -> None:
+        """The chain begins anew here: states from before are of no use."""
+        self.forget_kept()
+        for seat in list(self.seats.values()):
+            self.drop(seat)
+            self._emit(Note("left", {"stage": seat.state.stage, "reason": why}))
+
+    def learning(self, event: LearningGoesOn, ballot: Ballot) -> None:
+        """The copy of a stage has come so far."""
+        seat = self.seats.get(event.stage)
+        if seat and seat.phase is SeatPhase.LEARNING:
+            self._tell_leader(Learning(ballot, event.stage, "", "", event.seconds_left))
+
+    def learned(self, event: Learned, ballot: Ballot) -> None:
+        """The whole stage is of one state, and its digest is a donor's."""
+        seat = self.seats.get(event.stage)
+        if seat is None or seat.phase is not SeatPhase.LEARNING:
+            return
+        state = seat.state
+        state.state_id, state.digest, state.step = event.state_id, event.digest, event.step
+        state.optimizer_age, state.lr_factor, state.generation = event.optimizer_age, event.lr_factor, event.generation
+        if state.provenance["rung"] != "recovery":
+            state.provenance = {"rung": "copy", "from": list(event.donors), "state_id": event.state_id, "step": event.step}
+        fields = {"what": f"stage {event.stage}", "bytes": event.num_bytes, "from": list(event.donors), "to": self._me}
+        self._emit(Note("transfer", fields | {"s": event.seconds, "step": event.step, "state_id": event.state_id}))
+        self._tell_leader(Learning(ballot, event.stage, event.state_id, event.digest, 0.0))
+        self._end_learning(seat)
+
+    def leave_seat(self, stage: int) -> None:
+        """The swarm decided to go on without this node's seat."""
+        seat = self.seats.get(stage)
+        if seat is None:
+            return
+        if seat.attempt and seat.settled:
+            self._emit_all(seat.void())
+        if seat.phase is SeatPhase.IDLE and seat.state.state_id == self._chain.state_ids[stage]:
+            self._kept[stage] = self.seats.pop(stage)
+        else:
+            self.drop(seat)
+        self._emit(Say(f"stage {stage} is no longer held here: the swarm went on without this node"))
+
+    def kept(self) -> tuple[Kept, ...]:
+        """Exact states without a seat, as long as they are the newest: the swarm may be glad of them."""
+        return tuple(Kept(stage, seat.state.state_id, seat.state.digest) for stage, seat in sorted(self._kept.items()))
+
+    def forget_kept(self, *stages: int) -> None:
+        """What is kept without a seat, of these stages or of all, is of no use any more."""
+        for stage in stages or tuple(self._kept):
+            if self._kept.pop(stage, None):
+                self._emit(DropSeat(stage))
+
+    def _take_up_again(self, join: Seating) -> bool:
+        """The seat is granted to the one that has its state already: a holder that came back in time."""
+        seat = self._kept.get(join.stage)
+        if seat is None or join.role == "learner" or seat.state.state_id != self._chain.state_ids[join.stage]:
+            return False
+        self.seats[join.stage] = self._kept.pop(join.stage)
+        seat.state.role, seat.state.generation = join.role, join.generation
+        seat.state.provenance = {"rung": "returned", "state_id": seat.state.state_id, "step": self._chain.step}
+        granted = {"stage": join.stage, "role": join.role, "generation": join.generation}
+        self._emit_all(
+            [
+                Note("granted", granted),
+                Say(f"holding stage {join.stage} ({join.role}) again, with the state that it had"),
+            ]
+        )
+        return True
+
+    def created(self, event: SeatCreated) -> None:
+        """Initial weights are made."""
+        seat = self.seats.get(event.stage)
+        if seat and seat.phase is SeatPhase.CREATING:
+            seat.phase = SeatPhase.IDLE
+            seat.state.digest = event.digest
+            self._emit(Say(f"holding stage {event.stage} ({seat.state.role})"))
+
+    def drop(self, seat: Seat) -> None:
+        """Forget the seat and its state."""
+        if seat.phase is not SeatPhase.APPLYING:
+            self._emit_all(seat.void())
+        del self.seats[seat.state.stage]
+        self._emit(DropSeat(seat.state.stage))

@@ -1,0 +1,67 @@
+"""What a lost stage is made of: DESIGN's recovery ladder where no exact copy is left (CheckFree, arXiv 2506.15461).
+
+    interior block stage i: W_i = (w_{i-1} W_{i-1} + w_{i+1} W_{i+1}) / (w_{i-1} + w_{i+1}), w = last committed gradient norm
+    S1 or S_N: copy of the swap partner (the only block neighbour)
+    adjacent ones: the nearest survivors on each side, weighted by nearness too; with one side only, a copy
+
+Stage 0 is never a source, and is never made of others: it comes back from an embedding copy or not at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from protocol.manifest import Manifest
+from protocol.records import Source
+
+CLIPPED_EXTRA = 1e-4
+"""What the paper's public code adds to a clipped norm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Sources with coefficients that sum to 1, lower stage first; none = it cannot be rebuilt. `sentence` says why it is so."""
+
+    sources: tuple[Source, ...]
+    sentence: str
+
+
+def recipe(stage: int, whole: Collection[int], states: Sequence[str], weights: Sequence[float], manifest: Manifest) -> Recipe:
+    """For a lost block stage. `whole`: stages of which somebody holds the whole state; `states`, `weights`: state_id and weight
+    of each stage (see `weights_of`)."""
+    if stage == 0:
+        return Recipe((), "stage 0 has no copy left, and is not made of other stages")
+    below = max((s for s in whole if 0 < s < stage), default=None)
+    above = min((s for s in whole if s > stage), default=None)
+    if below is None and above is None:
+        return Recipe((), f"no block stage is left to make stage {stage} of")
+    if below is None or above is None:
+        one = above if below is None else below
+        assert one is not None, "one of the two is there"
+        return Recipe((Source(one, states[one], 1.0),), f"a copy of stage {one}, its only neighbour")
+    shares, why = _shares(weights[below] / (stage - below), weights[above] / (above - stage), manifest)
+    sources = (Source(below, states[below], shares[0]), Source(above, states[above], shares[1]))
+    return Recipe(sources, f"{shares[0]:.2f} of stage {below} and {shares[1]:.2f} of stage {above}{why}")
+
+
+def _shares(low: float, high: float, manifest: Manifest) -> tuple[tuple[float, float], str]:
+    total = low + high
+    if not (math.isfinite(total) and low > 0 and high > 0):
+        return (0.5, 0.5), " (a gradient norm is missing, zero or not finite)"
+    why = "" if manifest.recovery.weighting == "gradient_norm" else f" ({manifest.recovery.weighting})"
+    return (low / total, 1.0 - low / total), why
+
+
+def weights_of(squared_norms: Sequence[float], tokens: int, manifest: Manifest) -> list[float]:
+    """Weight of each stage by the last commit: its gradient's l2 norm per token, unclipped; by the paper's code clipped, plus
+    1e-4; or 1 for all. `squared_norms` is empty before the first commit."""
+    num_stages, how = manifest.num_stages, manifest.recovery.weighting
+    if how == "uniform":
+        return [1.0] * num_stages
+    norms = [math.sqrt(max(0.0, x)) / max(1, tokens) for x in squared_norms] or [0.0] * num_stages
+    if how == "gradient_norm_clipped":
+        clip = manifest.optimizer.clip_norm or math.inf
+        return [min(norm, clip) + CLIPPED_EXTRA for norm in norms]
+    return norms

@@ -1,0 +1,153 @@
+"""What to do about stages that nobody holds any more: DESIGN's recovery ladder, as the coordinator sees it.
+
+A stage is *hollow* while no member holds its whole state: nobody is seated there, or those who are have yet to make it. No step
+is opened meanwhile. A holder that comes back with the newest state is seated again; else, after a grace, the stage is made of
+its neighbours at a newcomer, a replica that can be spared elsewhere, or at last a neighbour that takes a second seat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protocol.chain import Chain, choose_voters
+from protocol.ids import Member, PeerId
+from protocol.manifest import Manifest
+from protocol.membership import Membership
+from protocol.messages import Learning, Wish
+from protocol.recipes import recipe, weights_of
+from protocol.records import Rebuild, Record, Roster, Seating
+from protocol.sizes import fits
+from protocol.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """What to decide now, or (without a record) what is waited for. No sentence: every stage has its state."""
+
+    sentence: str = ""
+    record: Record | None = None
+
+
+class Recovery:
+    """See the module. Looks at the chain; keeps what members said about stages that they were to make."""
+
+    def __init__(self, manifest: Manifest, me: Member, chain: Chain, view: View, members: Membership) -> None:
+        self.memory: dict[PeerId, int] = {}
+        """Bytes that each node lets the run use; 0 or missing = not known."""
+        self._manifest, self._me, self._chain, self._view, self._members = manifest, me, chain, view, members
+        self._made: set[tuple[int, Member, str]] = set()
+        self._since: dict[int, float] = {}
+
+    def on_learning(self, member: Member, message: Learning) -> None:
+        """A member says that it holds a state."""
+        known = message.digest and 0 < message.stage < self._manifest.num_stages
+        if known and message.state_id == self._chain.state_ids[message.stage]:
+            self._made.add((message.stage, member, message.state_id))
+
+    def next(self, now: float) -> Next:
+        """The next thing to do about hollow stages, one record at a time."""
+        hollow = [s for s in range(self._manifest.num_stages) if not self._is_whole(s)]
+        self._since = {stage: self._since.get(stage, now) for stage in hollow}
+        if not hollow:
+            self._made.clear()
+            return Next()
+        waits = []
+        for stage in hollow:
+            found = self._about(stage, hollow, now)
+            if found.record:
+                return found
+            waits.append(found.sentence)
+        return Next("; ".join(waits))
+
+    def _is_whole(self, stage: int) -> bool:
+        active = self._chain.active(stage)
+        if stage not in self._chain.rebuilds:
+            return bool(active)
+        return any((stage, s.member, self._chain.state_ids[stage]) in self._made for s in active)
+
+    def _about(self, stage: int, hollow: Sequence[int], now: float) -> Next:
+        being_made = self._chain.active(stage)
+        if being_made:
+            sources = self._chain.rebuilds[stage].sources
+            if all(s.stage not in hollow and s.state_id == self._chain.state_ids[s.stage] for s in sources):
+                return Next(f"stage {stage} is being rebuilt by {being_made[0].member.peer[-8:]}")
+            return self._rebuild(stage, hollow, [s.member for s in being_made])
+        returned = self._returned(stage)
+        if returned:
+            return Next("", self._seat_again(stage, returned))
+        lost = f"waiting: stage {stage} has no holder since step {self._chain.step}"
+        if self._manifest.recovery.policy == "none":
+            return Next(lost)
+        left = self._since[stage] + self._manifest.recovery.rebuild_grace_s - now
+        if left > 0:
+            return Next(f"{lost}; its holder may come back for {left:.0f} s")
+        newcomer = self._newcomer(stage, now)
+        if newcomer is None:
+            return Next(f"{lost}; no node can take it yet")
+        return self._rebuild(stage, hollow, [newcomer])
+
+    # ---- a holder that is back ----
+
+    def _returned(self, stage: int) -> Wish | None:
+        newest = self._chain.state_ids[stage]
+        seated = {m.peer for m in self._chain.members()}
+        for wish in self._members.gathering.wishes.values():
+            if wish.member.peer not in seated and any(k.stage == stage and k.state_id == newest for k in wish.kept):
+                return wish
+        return None
+
+    def _seat_again(self, stage: int, wish: Wish) -> Roster:
+        joins = (Seating(stage, wish.member, "active", self._chain.generations[stage], pinned=wish.stage == stage),)
+        voters = choose_voters([*self._chain.seatings, *joins], self._me)
+        return Roster(self._chain.head, self._chain.step, joins, (), voters)
+
+    # ---- a stage made of others ----
+
+    def _rebuild(self, stage: int, hollow: Sequence[int], at: Sequence[Member]) -> Next:
+        chain, manifest = self._chain, self._manifest
+        whole = [s for s in range(manifest.num_stages) if s not in hollow]
+        weights = weights_of(chain.squared_norms, manifest.batch.tokens_per_step, manifest)
+        made = recipe(stage, whole, chain.state_ids, weights, manifest)
+        if not made.sources:
+            return Next(f"waiting: stage {stage} is lost since step {chain.step}: {made.sentence}")
+        generation = chain.generations[stage] + 1
+        joins = tuple(Seating(stage, member, "active", generation) for member in at)
+        kept = [s for s in chain.seatings if s.stage != stage]
+        record = Rebuild(
+            chain.head, chain.step, stage, generation, made.sources, joins, choose_voters([*kept, *joins], self._me)
+        )
+        return Next(made.sentence, record)
+
+    def _newcomer(self, stage: int, now: float) -> Member | None:
+        """A node without a seat, those first that asked for this stage; a replica that its stage can spare; a neighbour."""
+        seated = {m.peer for m in self._chain.members()}
+        spares = [w for w in self._members.gathering.wishes.values() if w.member.peer not in seated]
+        able = [w for w in spares if w.stage == stage or fits(self._manifest, stage, w.memory_bytes)]
+        if able:
+            return min(able, key=lambda w: (w.stage != stage, w.stage >= 0, w.member)).member
+        spared = self._spared()
+        if spared:
+            return spared
+        if now - self._since[stage] < self._manifest.recovery.rebuild_grace_s + self._manifest.recovery.newcomer_wait_s:
+            return None
+        return self._neighbour(stage)
+
+    def _spared(self) -> Member | None:
+        """The youngest replica of the stage that has most of them. It keeps its old seat until the new one is made: then one of
+        the two is given up (`Membership`)."""
+        rows = [self._chain.active(stage) for stage in range(self._manifest.num_stages)]
+        free = [[s for s in row if not s.pinned] for row in rows if len(row) > 1]
+        most = max(free, key=len, default=[])
+        return most[-1].member if most else None
+
+    def _neighbour(self, stage: int) -> Member | None:
+        """Who has most room: fewest seats, most memory, the nearest stage."""
+        seats: dict[Member, list[int]] = {}
+        for s in self._chain.seatings:
+            if s.role == "active" and not self._view.lapsed(s.member.peer, self._since[stage]):
+                seats.setdefault(s.member, []).append(s.stage)
+        if not seats:
+            return None
+        near = {m: min(abs(x - stage) for x in held) for m, held in seats.items()}
+        return min(seats, key=lambda m: (len(seats[m]), -self.memory.get(m.peer, 0), near[m], m))

@@ -1,0 +1,92 @@
+"""The only holder of a stage is killed in a swarm of real processes: its neighbours rebuild the stage, a newcomer holds it, and
+training goes on from the current step, without a checkpoint.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.demo.process import NodeProcess
+from tests.integration.ends import Ending, end_all_at_once
+from tests.integration.seen import assert_counted_once
+from tests.tools.material import write_manifest
+from tests.tools.swarm import Swarm, swarm, wait_for
+
+LIMIT_S = 90.0
+NUM_MICROBATCHES = 8
+
+
+def a_run(folder: Path, num_block_stages: int, **more: Any) -> Path:
+    return write_manifest(
+        folder,
+        num_block_stages=num_block_stages,
+        model__num_hidden_layers=num_block_stages,
+        max_steps=100_000,
+        batch__global_samples=2 * NUM_MICROBATCHES,
+        evaluation__every_steps=0,
+        timing__heartbeat_s=0.5,
+        timing__lapse_heartbeats=4,
+        recovery__rebuild_grace_s=0.0,
+        **more,
+    )
+
+
+def kill(made: Swarm, node: NodeProcess) -> int:
+    """kill -9; the step that the others were at."""
+    ending = Ending(node)
+    ending.send(signal.SIGKILL)
+    ending.check()
+    return max(event["step"] for other in made.nodes if other is not node for event in made.events(other, "loss"))
+
+
+def seat_of(made: Swarm, node: NodeProcess, stage: int) -> dict[str, Any]:
+    seats = made.status(node).get("seats", [])
+    return next((seat for seat in seats if seat["stage"] == stage), {})
+
+
+@pytest.mark.timeout(240)
+def test_a_newcomer_takes_a_middle_stage_that_its_neighbours_rebuilt(tmp_path: Path) -> None:
+    path = a_run(tmp_path, 3, recovery__policy="checkfree", recovery__newcomer_wait_s=60.0)
+    with swarm(tmp_path) as made:
+        nodes = made.launch(path, num_block_stages=3)
+        made.wait_step(5, LIMIT_S)
+        before = kill(made, nodes[2])
+        newcomer = made.join(made.running(nodes[0]).invite, name="newcomer")
+        made.wait_step(before + 5, LIMIT_S, newcomer)
+        provenance = seat_of(made, newcomer, 2)["provenance"]
+        assert provenance["rung"] == "recovery"
+        assert [source["stage"] for source in provenance["sources"]] == [1, 3]
+        assert sum(source["coefficient"] for source in provenance["sources"]) == pytest.approx(1.0)
+        survivors = [nodes[0], nodes[1], nodes[3], newcomer]
+        assert end_all_at_once(survivors) == [0] * 4
+        logs = {made.running(node).peer: made.events(node) for node in made.nodes}
+        assert_counted_once(logs, NUM_MICROBATCHES)
+
+
+@pytest.mark.timeout(240)
+def test_a_neighbour_takes_a_second_seat_until_somebody_comes(tmp_path: Path) -> None:
+    path = a_run(tmp_path, 3, recovery__policy="checkfree", recovery__newcomer_wait_s=0.0)
+    with swarm(tmp_path) as made:
+        nodes = made.launch(path, num_block_stages=3)
+        made.wait_step(5, LIMIT_S)
+        before = kill(made, nodes[3])
+        made.wait_step(before + 5, LIMIT_S)
+        held = [node for node in nodes if node is not nodes[3] and seat_of(made, node, 3)]
+        assert len(held) == 1, made.situation()
+        assert [s["stage"] for s in seat_of(made, held[0], 3)["provenance"]["sources"]] == [2], "S_N: a copy of its neighbour"
+        newcomer = made.join(made.running(nodes[0]).invite, name="newcomer")
+
+        def actives(node: NodeProcess) -> list[int]:
+            return [seat["stage"] for seat in made.status(node).get("seats", []) if seat["role"] == "active"]
+
+        def relieved() -> bool:
+            """Every node computes for one stage."""
+            mine = [actives(node) for node in (nodes[0], nodes[1], nodes[2], newcomer)]
+            return sorted(mine) == [[0], [1], [2], [3]]
+
+        wait_for("the newcomer relieves it", relieved, LIMIT_S, made.situation)
+        assert end_all_at_once([nodes[0], nodes[1], nodes[2], newcomer]) == [0] * 4

@@ -1,0 +1,370 @@
+"""What a lost stage is made of, when, and at whom: every row of the recovery ladder, and its refusals."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.chain import Chain
+from protocol.ids import Member
+from protocol.manifest import Manifest
+from protocol.membership import Membership
+from protocol.messages import Kept, Learning, Wish
+from protocol.recipes import CLIPPED_EXTRA, recipe, weights_of
+from protocol.records import Rebuild, Roster, Seating, Source
+from protocol.recovery import Next, Recovery
+from protocol.view import View
+from tests.tools.core import BALLOT, LEAD, a_manifest
+from tests.unit.test_protocol_members import a_chain, apply, commit
+
+NEW = Member("new", 1)
+GRACE = {"policy": "checkfree", "rebuild_grace_s": 10.0, "newcomer_wait_s": 5.0, "embedding_copies": 0}
+
+
+def a_run(num_block_stages: int = 4, **recovery: object) -> Manifest:
+    return a_manifest(num_block_stages=num_block_stages, policy="checkfree").model_copy(
+        update={"recovery": a_manifest().recovery.model_copy(update=GRACE | recovery)}
+    )
+
+
+class Lost:
+    """A run after a step, some stages of which nobody holds."""
+
+    def __init__(self, *stages: int, manifest: Manifest | None = None, replicas: int = 1, steps: int = 1) -> None:
+        self.manifest = manifest or a_run()
+        self.chain = a_chain(self.manifest, replicas=replicas, steps=steps)
+        self.lose(*stages)
+        self.members = Membership(self.manifest, self.chain)
+        self.view = View(self.manifest.timing.lapse_s)
+        self.recovery = Recovery(self.manifest, LEAD, self.chain, self.view, self.members)
+
+    def lose(self, *stages: int) -> None:
+        leaves = tuple(s for s in self.chain.seatings if s.stage in stages)
+        if leaves:
+            self.chain.append(Roster(self.chain.head, self.chain.step, (), leaves, (LEAD,)), ())
+
+    def wish(self, member: Member = NEW, stage: int = -1, memory_bytes: int = 0, kept: tuple[Kept, ...] = ()) -> None:
+        self.members.on_wish(Wish(member, stage, "n", "x:1", memory_bytes, kept))
+
+    def next(self, now: float) -> Next:
+        return self.recovery.next(now)
+
+    def rebuild(self, now: float) -> Rebuild:
+        self.recovery.next(0.0)
+        record = self.next(now).record
+        assert isinstance(record, Rebuild), self.next(now).sentence
+        assert self.chain.fits(record) == ""
+        return record
+
+    def decide(self, record: Rebuild) -> None:
+        self.chain.append(record, ())
+        for join in record.joins:
+            self.members.gathering.leave(join.member)
+
+    def made(self, member: Member, stage: int) -> None:
+        self.recovery.on_learning(member, Learning(BALLOT, stage, self.chain.state_ids[stage], "digest", 0.0))
+
+
+# ---- what it is made of ----
+
+
+def test_an_interior_stage_is_the_mean_of_its_neighbours_by_their_gradient_norms() -> None:
+    manifest = a_run()
+    weights = weights_of([0.0, 9.0, 4.0, 1.0, 16.0], 1, manifest)
+    assert weights == [0.0, 3.0, 2.0, 1.0, 4.0]
+    made = recipe(2, [0, 1, 3, 4], list("abcde"), weights, manifest)
+    assert made.sources == (Source(1, "b", 0.75), Source(3, "d", 0.25))
+
+
+@pytest.mark.parametrize(("stage", "neighbour"), [(1, 2), (4, 3)])
+def test_an_outer_stage_is_a_copy_of_its_only_neighbour(stage: int, neighbour: int) -> None:
+    manifest = a_run()
+    whole = [s for s in range(5) if s != stage]
+    made = recipe(stage, whole, list("abcde"), [1.0] * 5, manifest)
+    assert made.sources == (Source(neighbour, "abcde"[neighbour], 1.0),)
+
+
+def test_adjacent_stages_are_made_of_the_nearest_survivors_by_distance() -> None:
+    manifest = a_run()
+    made = recipe(2, [0, 1, 4], list("abcde"), [1.0] * 5, manifest)
+    assert [s.stage for s in made.sources] == [1, 4]
+    assert [s.coefficient for s in made.sources] == pytest.approx([2 / 3, 1 / 3])
+    assert recipe(1, [0, 3], list("abcde"), [1.0] * 5, manifest).sources == (Source(3, "d", 1.0),)
+
+
+def test_stage_0_is_no_source_and_is_not_made() -> None:
+    manifest = a_run()
+    assert recipe(0, [1, 2, 3, 4], list("abcde"), [1.0] * 5, manifest).sources == ()
+    assert recipe(1, [0], list("abcde"), [1.0] * 5, manifest).sources == ()
+
+
+@pytest.mark.parametrize("bad", [0.0, math.inf, math.nan])
+def test_a_norm_that_says_nothing_makes_it_the_plain_mean_and_that_is_said(bad: float) -> None:
+    made = recipe(2, [1, 3], list("abcde"), [1.0, bad, 1.0, 1.0, 1.0], a_run())
+    assert [s.coefficient for s in made.sources] == [0.5, 0.5]
+    assert "not finite" in made.sentence
+
+
+def test_the_papers_letter_is_available() -> None:
+    clipped = a_run(weighting="gradient_norm_clipped")
+    assert weights_of([0.0, 100.0, 0.25], 1, clipped) == [CLIPPED_EXTRA, 1.0 + CLIPPED_EXTRA, 0.5 + CLIPPED_EXTRA]
+    assert weights_of([0.0, 100.0, 0.25, 0.0, 0.0], 1, a_run(weighting="uniform")) == [1.0] * 5
+
+
+@given(st.lists(st.floats(0, 1e30), min_size=5, max_size=5), st.integers(1, 4), st.sets(st.integers(0, 4)))
+def test_coefficients_are_a_mean(norms: list[float], stage: int, lost: set[int]) -> None:
+    manifest = a_run()
+    whole = set(range(5)) - lost - {stage}
+    made = recipe(stage, whole, list("abcde"), weights_of(norms, 64, manifest), manifest)
+    assert {s.stage for s in made.sources} <= whole - {0}
+    if made.sources:
+        assert sum(s.coefficient for s in made.sources) == pytest.approx(1.0)
+        assert all(0.0 <= s.coefficient <= 1.0 for s in made.sources)
+    else:
+        assert not whole - {0}
+
+
+# ---- when, and at whom ----
+
+
+def test_nothing_is_done_while_every_stage_has_its_state() -> None:
+    assert Lost().next(0.0) == Next()
+
+
+def test_a_rebuild_waits_for_the_grace_then_for_a_newcomer() -> None:
+    lost = Lost(2)
+    assert "may come back for 10 s" in lost.next(0.0).sentence
+    lost.wish()
+    assert lost.next(9.9).record is None
+    record = lost.rebuild(10.0)
+    assert record.joins == (Seating(2, NEW, "active", 1),)
+    assert [s.stage for s in record.sources] == [1, 3]
+
+
+def test_a_spare_that_asked_for_the_stage_comes_first_and_one_without_the_memory_never() -> None:
+    lost = Lost(2)
+    lost.wish(Member("tiny", 1), memory_bytes=1)
+    lost.wish(Member("a", 1))
+    lost.wish(Member("b", 1), stage=2)
+    assert lost.rebuild(10.0).joins[0].member == Member("b", 1)
+
+
+def test_a_replica_that_can_be_spared_comes_before_a_second_seat() -> None:
+    manifest = a_run()
+    lost = Lost(2, manifest=manifest, replicas=1)
+    extra = Seating(4, Member("extra", 1), "active")
+    lost.chain.append(Roster(lost.chain.head, 1, (extra,), (), (LEAD,)), ())
+    assert lost.rebuild(10.0).joins[0].member == extra.member
+
+
+def test_a_neighbour_takes_a_second_seat_when_nobody_comes() -> None:
+    lost = Lost(3)
+    lost.recovery.memory |= {"p2.0": 1 << 30, "p4.0": 1 << 33, "lead": 1 << 40}
+    lost.next(0.0)
+    assert "no node can take it yet" in lost.next(14.9).sentence
+    assert lost.rebuild(15.0).joins[0].member == LEAD, "who has most room"
+
+
+def test_a_holder_that_is_back_with_its_state_is_seated_again_without_any_grace() -> None:
+    lost = Lost(2)
+    state = lost.chain.state_ids[2]
+    lost.wish(Member("p2.0", 1), kept=(Kept(2, "an older one", "d"),))
+    assert lost.next(1.0).record is None
+    lost.wish(Member("p2.0", 1), kept=(Kept(2, state, "d"),))
+    record = lost.next(1.0).record
+    assert isinstance(record, Roster)
+    assert record.joins == (Seating(2, Member("p2.0", 1), "active", 0),)
+    assert lost.chain.fits(record) == ""
+
+
+def test_without_a_policy_a_lost_stage_is_waited_for() -> None:
+    lost = Lost(2, manifest=a_run(policy="none"))
+    lost.wish()
+    lost.next(0.0)
+    assert lost.next(1e6).sentence == "waiting: stage 2 has no holder since step 1"
+
+
+def test_stage_0_without_a_copy_is_never_invented() -> None:
+    lost = Lost(0)
+    lost.wish()
+    lost.next(0.0)
+    assert "is not made of other stages" in lost.next(1e6).sentence
+
+
+# ---- while it is made ----
+
+
+def test_no_step_opens_before_the_newcomer_holds_what_was_decided() -> None:
+    lost = Lost(2)
+    lost.wish()
+    lost.decide(lost.rebuild(10.0))
+    assert lost.next(11.0) == Next("stage 2 is being rebuilt by new")
+    lost.recovery.on_learning(NEW, Learning(BALLOT, 2, "another state", "digest", 0.0))
+    assert lost.next(12.0).sentence
+    lost.made(Member("p1.0", 1), 2)
+    assert lost.next(12.0).sentence, "somebody else says so"
+    lost.made(NEW, 2)
+    assert lost.next(12.0) == Next()
+    commit(lost.chain, lost.manifest)
+    assert lost.next(13.0) == Next()
+
+
+def test_a_newcomer_that_dies_is_followed_by_the_next_one_without_another_grace() -> None:
+    lost = Lost(2)
+    lost.wish()
+    lost.decide(lost.rebuild(10.0))
+    lost.lose(2)
+    lost.wish(Member("second", 1))
+    again = lost.next(11.0).record
+    assert isinstance(again, Rebuild)
+    assert (again.generation, again.joins[0].member.peer) == (2, "second")
+    assert lost.chain.fits(again) == ""
+
+
+def test_a_source_that_is_lost_meanwhile_makes_both_begin_again_of_the_survivors() -> None:
+    lost = Lost(2)
+    lost.wish()
+    lost.decide(lost.rebuild(10.0))
+    lost.lose(3)
+    again = lost.next(11.0).record
+    assert isinstance(again, Rebuild)
+    assert (again.stage, again.generation, again.joins[0].member) == (2, 2, NEW)
+    assert [s.stage for s in again.sources] == [1, 4]
+    assert lost.chain.fits(again) == ""
+
+
+def test_stages_lost_together_are_made_one_after_another_none_of_another_that_is_not_made() -> None:
+    lost = Lost(2, 3)
+    lost.wish()
+    lost.wish(Member("second", 1))
+    first = lost.rebuild(10.0)
+    assert (first.stage, [s.stage for s in first.sources]) == (2, [1, 4])
+    lost.decide(first)
+    second = lost.next(10.1).record
+    assert isinstance(second, Rebuild)
+    assert (second.stage, [s.stage for s in second.sources]) == (3, [1, 4])
+    lost.decide(second)
+    lost.made(NEW, 2)
+    assert "stage 3 is being rebuilt" in lost.next(11.0).sentence
+    lost.made(Member("second", 1), 3)
+    assert lost.next(11.0) == Next()
+
+
+# ---- what is believed ----
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"generation": 2}, "generation 2 of stage 2"),
+        ({"stage": 0}, "of stage 0"),
+        ({"sources": ()}, "is not made of"),
+        ({"sources": (Source(1, "made up", 0.5), Source(3, "made up", 0.5))}, "is not made of"),
+        ({"joins": ()}, "does not seat"),
+        ({"joins": (Seating(2, NEW, "learner", 1),)}, "does not seat"),
+        ({"voters": ()}, "voters"),
+    ],
+)
+def test_a_rebuild_that_does_not_follow_is_refused(change: dict[str, object], why: str) -> None:
+    lost = Lost(2)
+    lost.wish()
+    record = lost.rebuild(10.0)
+    wrong = Rebuild(**{name: getattr(record, name) for name in Rebuild.__dataclass_fields__} | change)
+    assert why in lost.chain.fits(wrong)
+
+
+def test_coefficients_that_are_not_those_of_the_last_commit_are_refused() -> None:
+    lost = Lost(2)
+    lost.wish()
+    record = lost.rebuild(10.0)
+    low, high = record.sources
+    wrong = Rebuild(
+        record.parent,
+        record.step,
+        2,
+        1,
+        (Source(low.stage, low.state_id, 0.9), Source(high.stage, high.state_id, 0.1)),
+        record.joins,
+        record.voters,
+    )
+    assert "is not made of" in lost.chain.fits(wrong)
+
+
+def test_the_generation_fences_a_holder_that_comes_back_too_late() -> None:
+    lost = Lost(2)
+    state = lost.chain.state_ids[2]
+    lost.wish()
+    lost.decide(lost.rebuild(10.0))
+    lost.wish(Member("p2.0", 1), kept=(Kept(2, state, "d"),))
+    assert lost.chain.state_ids[2] != state
+    assert "being rebuilt" in lost.next(11.0).sentence
+    assert lost.chain.generations == [0, 0, 1, 0, 0]
+
+
+def test_a_summary_tells_of_what_is_being_rebuilt() -> None:
+    lost = Lost(2)
+    lost.wish()
+    lost.decide(lost.rebuild(10.0))
+    fresh = Chain(lost.manifest, None)
+    assert fresh.adopt(lost.chain.summary(BALLOT, ())) == ""
+    assert fresh.rebuilds == lost.chain.rebuilds
+    assert (fresh.generations, fresh.squared_norms) == (lost.chain.generations, lost.chain.squared_norms)
+
+
+# ---- relief and handing over ----
+
+
+def test_a_second_seat_is_given_up_when_somebody_else_serves_the_stage() -> None:
+    manifest = a_run()
+    chain = a_chain(manifest)
+    second, newcomer = Seating(2, Member("p1.0", 1), "active"), Seating(2, NEW, "active")
+    chain.append(Roster(chain.head, 1, (second, newcomer), tuple(chain.active(2)), (LEAD,)), ())
+    members = Membership(manifest, chain)
+    changes = members.changes(1.0)
+    assert changes.leaves == (second,)
+    apply(chain, changes, members)
+    assert not members.changes(2.0)
+
+
+def test_a_second_seat_at_stage_0_goes_back_to_being_a_copy() -> None:
+    manifest = a_run(embedding_copies=1)
+    chain = a_chain(manifest)
+    shared, newcomer = Seating(0, Member("p1.0", 1), "active"), Seating(0, NEW, "active")
+    chain.append(Roster(chain.head, 1, (shared, newcomer), tuple(chain.active(0)), (Member("p1.0", 1),)), ())
+    changes = Membership(manifest, chain).changes(1.0)
+    assert [(s.stage, s.member.peer, s.role) for s in changes.joins] == [(0, "p1.0", "passive")]
+
+
+def test_the_last_holder_hands_its_stage_to_a_spare_and_then_goes() -> None:
+    manifest = a_run()
+    chain = a_chain(manifest)
+    members = Membership(manifest, chain)
+    leaver = Member("p2.0", 1)
+    members.on_leave(leaver, "test", 1.0)
+    members.on_wish(Wish(NEW, -1, "n", "x:1", 0))
+    assert members.handing_over() == [2]
+    heir = members.changes(2.0)
+    assert [(s.stage, s.member, s.role) for s in heir.joins] == [(2, NEW, "learner")]
+    members.gathering.leave(NEW)
+    apply(chain, heir, members)
+    assert not members.changes(3.0)
+    members.on_learning(NEW, Learning(BALLOT, 2, chain.state_ids[2], "d", 0.0), 4.0)
+    raised = members.changes(4.0)
+    assert [(s.stage, s.role) for s in raised.joins] == [(2, "active")], "nobody is left to compare its bits with"
+    apply(chain, raised, members)
+    assert members.handing_over() == []
+    assert [s.member for s in members.changes(5.0).leaves] == [leaver]
+
+
+def test_without_a_spare_a_neighbour_parks_it_and_where_all_go_nobody_waits() -> None:
+    manifest = a_run()
+    chain = a_chain(manifest)
+    members = Membership(manifest, chain)
+    members.on_leave(Member("p2.0", 1), "test", 1.0)
+    assert members.changes(2.0).joins[0].member == LEAD
+    for member in chain.members():
+        members.on_leave(member, "test", 3.0)
+    assert len(members.changes(3.0).leaves) == len(chain.seatings)

@@ -145,7 +145,8 @@ def test_a_member_that_is_told_begins_anew_and_asks_the_other_for_a_seat() -> No
     )
     states = tuple("s" * 32 for _ in range(3))
     head = "e" * 32
-    c.tell(Summary(Ballot(1, "b"), head, 7, 70, 1.0, seats, (B,), states, (), 9, "f" * 32), "b")
+    generations = (0,) * len(states)
+    c.tell(Summary(Ballot(1, "b"), head, 7, 70, 1.0, seats, (B,), states, (), 9, "f" * 32, (), generations), "b")
     assert (chain.head, chain.step, chain.lineage) == (head, 7, "f" * 32)
     assert c.state.bench.seats[1].state.role == "learner"
 

@@ -266,7 +266,8 @@ class Takeover:
 
     def _stand(self, now: float, forks: frozenset[Member] = frozenset()) -> None:
         self._stood_at, self._not_before = now, now + PATIENCE_HEARTBEATS * self._beat_s
-        term = 1 + max(self._acceptor.promised.term, self._leader.ballot.term, self._highest.term)
+        acceptor = self._acceptor
+        term = 1 + max(acceptor.promised.term, acceptor.floor.term, self._leader.ballot.term, self._highest.term)
         self._rival_at = None
         if self._leader.peer != self._me.peer:
             self.before = self._leader.peer

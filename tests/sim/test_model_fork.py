@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from protocol.acceptor import Acceptor
 from protocol.candidate import Candidate
 from protocol.fork import fork_roster
 from protocol.ids import NO_BALLOT, Member
@@ -27,13 +28,15 @@ QUICK = [
     ("two that hold everything", Bounds(terms=3, places=1, crashes=1, fork="ab")),
     ("2+1", Bounds(terms=2, places=1, crashes=0, rosters=False, stand="b", fork="bc")),
     ("1+1+1", Bounds(terms=2, places=1, crashes=0, rosters=False, stand="b", fork="c")),
+    ("two that hold everything", Bounds(terms=3, places=1, crashes=1, fork="ab", anew=True)),
 ]
+ANEW = Bounds(terms=2, places=1, crashes=1, rosters=False, stand="b", anew=True)
 FULL = [
     ("two that hold everything", Bounds(terms=4, places=2, crashes=1, fork="ab")),
     ("2+1", Bounds(terms=2, places=1, crashes=1, rosters=False, stand="", fork="bc")),
     ("2+1", Bounds(terms=2, places=1, crashes=0, stand="b", fork="c")),
     ("1+1+1", Bounds(terms=2, places=1, crashes=1, rosters=False, stand="", fork="c")),
-    ("1+1+1", Bounds(terms=2, places=1, crashes=2, rosters=False, stand="", fork="c")),
+    ("2+1", Bounds(terms=2, places=1, crashes=1, rosters=False, stand="b", fork="c", anew=True)),
 ]
 
 
@@ -58,6 +61,14 @@ def test_each_lineage_is_one_chain(layout: str, bounds: Bounds, tally: Counter[s
 @pytest.mark.parametrize(("layout", "bounds"), FULL, ids=str)
 def test_each_lineage_is_one_chain_further_out(layout: str, bounds: Bounds, tally: Counter[str]) -> None:
     test_each_lineage_is_one_chain(layout, bounds, tally)
+
+
+@pytest.mark.timeout(120)
+def test_who_begins_anew_undoes_nothing(tally: Counter[str]) -> None:
+    """By name it is a voter still, at places where it has forgotten what it held; one that is behind may take it in."""
+    found = explore("2+1", ANEW)
+    tally["model states with forks"] += found.states
+    assert found.taken_over
 
 
 # ---- it would find two ----
@@ -100,3 +111,16 @@ def test_a_minority_that_takes_over_what_was_held(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Candidate, "advance", settles)
     breaks()
+
+
+def test_a_voter_that_begins_anew_as_if_it_had_never_voted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def begin_anew(self: Acceptor) -> None:
+        self.promised, self.holding, self._granted = NO_BALLOT, None, None
+
+    monkeypatch.setattr(Acceptor, "begin_anew", begin_anew)
+    breaks("2+1", ANEW)
+
+
+def test_a_voter_that_begins_anew_and_forgets_where_it_voted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Acceptor, "may_vote", lambda self, _head, ballot: ballot >= self.floor)
+    breaks("2+1", ANEW)

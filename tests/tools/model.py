@@ -45,6 +45,8 @@ class Bounds:
     """Who may stand for the role."""
     fork: str = ""
     """Who may go on without a quorum."""
+    anew: bool = False
+    """Nobody crashes: so often somebody leaves its lineage instead, for what any other node knows."""
 
 
 @dataclass(slots=True)
@@ -201,7 +203,7 @@ class Explorer:
             yield known
 
     def _told(self, plain: Node, group: list[Letter]) -> Effect:
-        live = Live(plain, self._chain(plain.records))
+        live = Live(plain, self._chain(plain.records), self._bounds.anew)
         for letter in group:
             live.receive(letter.sender, letter.message)
         return self._after(live, plain, group)
@@ -212,16 +214,16 @@ class Explorer:
         term = max(plain.promised.term, plain.ballot.term if plain.ballot else 0)
         if chain.member_of(plain.me.peer) == plain.me and term < self._bounds.terms:
             for forks in self._ways_to_stand(plain, chain):
-                live = Live(plain, chain)
+                live = Live(plain, chain, self._bounds.anew)
                 live.stand(forks)
                 yield live
         if plain.forks:
-            live = Live(plain, chain)
+            live = Live(plain, chain, self._bounds.anew)
             if live.fork():
                 yield live
         if plain.leads and plain.proposal is None and len(plain.records) <= self._bounds.places + self._num_forks(plain):
             for record in self._proposals(plain, chain):
-                live = Live(plain, chain)
+                live = Live(plain, chain, self._bounds.anew)
                 assert live.ballot
                 live.proposal = Proposal(live.ballot, record, ())
                 live.send("", live.proposal.ask())
@@ -284,11 +286,18 @@ class Explorer:
                 self.found.parted += bool(bit) and self._is_parted(effect.decided, decided)
                 if after != nodes or decided | bit != decided:
                     yield after, decided | bit, crashes
-            if crashes:
-                plain = self._node_at[node]
-                again = Node(Member(plain.me.peer, plain.me.incarnation + 1), plain.records)
-                fresh = (self._node_id(again), 0)
+            for again in self._lives_again(nodes, place) if crashes else ():
+                fresh = (self._node_id(again), letters if self._bounds.anew else 0)
                 yield (*nodes[:place], fresh, *nodes[place + 1 :]), decided, crashes - 1
+
+    def _lives_again(self, nodes: tuple[tuple[int, int], ...], place: int) -> Iterator[Node]:
+        """As the next incarnation; or as the same one, that has begun anew."""
+        plain = self._node_at[nodes[place][0]]
+        if not self._bounds.anew:
+            yield Node(Member(plain.me.peer, plain.me.incarnation + 1), plain.records)
+            return
+        for records in sorted({self._node_at[n].records for n, _ in nodes} - {plain.records}, key=len):
+            yield Live(plain, self._chain(plain.records), True).begin_anew(records)
 
     def _is_parted(self, number: int, decided: int) -> bool:
         """Is there a fork beside this record, or another record beside this fork?"""

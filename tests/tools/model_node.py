@@ -10,7 +10,7 @@ from protocol.acceptor import Acceptor, Holding
 from protocol.candidate import Candidate
 from protocol.chain import Chain
 from protocol.fork import parts_from
-from protocol.ids import NO_BALLOT, Ballot, Member
+from protocol.ids import NO_BALLOT, Ballot, Member, RecordId
 from protocol.messages import Decide, Held, Prepare, Promise, Propose
 from protocol.proposal import Proposal
 from protocol.records import Record, record_id
@@ -47,12 +47,17 @@ class Node:
     proposal: tuple[Record, frozenset[Member]] | None = None
     forks: bool = False
     """It stands, and is ready to go on without a quorum."""
+    floor: Ballot = NO_BALLOT
+    voted: tuple[RecordId, ...] = ()
+    barred: frozenset[RecordId] = frozenset()
+    """`voted` is kept only where somebody may begin anew."""
 
 
 class Live:
     """A node's machines, made from its plain values; `freeze` gives those back."""
 
-    def __init__(self, node: Node, chain: Chain) -> None:
+    def __init__(self, node: Node, chain: Chain, remembers: bool = False) -> None:
+        self._remembers = remembers
         self.node, self.me = node, node.me
         self.chain = copy.copy(chain)
         self.chain._kept = copy.copy(chain._kept)
@@ -60,6 +65,8 @@ class Live:
         self.acceptor = Acceptor()
         self.acceptor.promised, self.acceptor.holding = node.promised, node.holding
         self.acceptor._granted = node.granted
+        self.acceptor.floor, self.acceptor._barred = node.floor, node.barred
+        self.acceptor._voted.extend(node.voted)
         self.ballot, self.leads = node.ballot, node.leads
         self.candidate: Candidate | None = None
         self.proposal: Proposal | None = None
@@ -98,7 +105,16 @@ class Live:
             tuple(promises),
             kept,
             bool(self.candidate and self.candidate.forks),
+            acceptor.floor,
+            tuple(sorted({*acceptor._voted})) if self._remembers else (),
+            acceptor._barred,
         )
+
+    def begin_anew(self, records: tuple[Record, ...]) -> Node:
+        """It leaves its lineage and takes in another node's chain."""
+        self.acceptor.begin_anew()
+        self.records, self.ballot, self.leads, self.candidate, self.proposal = list(records), None, False, None, None
+        return self.freeze()
 
     # ---- what a node does, as NodeState and Takeover do it ----
 
@@ -124,7 +140,8 @@ class Live:
             self.ballot, self.leads, self.candidate, self.proposal = None, False, None, None
 
     def stand(self, forks: bool = False) -> None:
-        term = 1 + max(self.acceptor.promised.term, self.ballot.term if self.ballot else 0)
+        floor = self.acceptor.floor.term
+        term = 1 + max(self.acceptor.promised.term, floor, self.ballot.term if self.ballot else 0)
         self.ballot, self.leads, self.proposal = Ballot(term, self.me.peer), False, None
         self.candidate = Candidate(self.ballot, self.chain, self._all() if forks else frozenset())
         self.ask()
@@ -164,7 +181,8 @@ class Live:
 
     def receive(self, sender: Member, message: Message) -> None:
         if isinstance(message, Prepare):
-            if self.chain.member_of(sender.peer) == sender and self.acceptor.grant(message.ballot, sender):
+            votes = self.chain.member_of(sender.peer) == sender and self.acceptor.may_vote(self.chain.head, message.ballot)
+            if votes and self.acceptor.grant(message.ballot, sender):
                 self.retire(message.ballot)
                 for told in message.decided:
                     self.learn(told.record)

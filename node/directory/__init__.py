@@ -1,5 +1,6 @@
 """The DHT: `HivemindDirectory` implements `node.ports.Directory`. Importing it takes seconds (hivemind imports torch)."""
 
-from node.directory.adapter import DirectoryConfig, HivemindDirectory
+from node.directory.adapter import HivemindDirectory
+from node.directory.config import DirectoryConfig
 
 __all__ = ["DirectoryConfig", "HivemindDirectory"]

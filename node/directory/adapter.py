@@ -7,62 +7,29 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Coroutine, Iterable
+from dataclasses import replace
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
-from node.directory.daemon import BAD_USE, CANNOT_REACH, Daemon, DaemonConfig
+from node.directory.config import DirectoryConfig, checked_announce, checked_listen
+from node.directory.daemon import CANNOT_REACH, Daemon, DaemonConfig
 from node.directory.entrance import Entrance
 from node.directory.library import DHTID, Belongings, attach, create_node, end, owning, p2pd_path
 from node.directory.validator import LeaseValidator, peer_of
-from node.identity import Identity
-from node.leases import MAX_STAGES, all_keys, following, from_record, keys_of, newest, to_record
+from node.leases import all_keys, following, from_record, keys_of, newest, to_record
 from node.ports import Lease, UnusableError
-from protocol.addresses import Multiaddress, check_announce, multiaddress, parse_multiaddress
+from protocol.addresses import multiaddress, parse_multiaddress
 
 MAX_REMEMBERED = 64
+MAX_REDIALLED = 16
+"""In one round, the others in the next: one that does not answer takes seconds."""
 MAX_KNOWN_TRIED = 4
 """Of the peers of an earlier life, before the directory is entered: a dead one may take seconds."""
 MAX_DEATHS = 4
 DEATH_WINDOW_S = 60.0
 RESTART_PAUSE_S = 0.2
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class DirectoryConfig:
-    """What a node needs to take part. Addresses are multiaddresses over TCP."""
-
-    run_digest: str
-    """Digest of the manifest: each run has its own records."""
-    identity: Identity
-    runtime_dir: Path
-    """Where p2pd's control socket lies (the state directory)."""
-    listen: str = "/ip4/127.0.0.1/tcp/0"
-    announce: tuple[str, ...] = ()
-    """How others reach this node, where that is not where it listens."""
-    initial_peers: tuple[str, ...] = ()
-    """Peers that are in already, with /p2p/PEER; empty for the first one."""
-    announce_host: str = ""
-    """Where others reach the port that this node listens on; '' = `announce`, else at its interfaces."""
-    known_peers: tuple[str, ...] = ()
-    """Peers of an earlier life, newest first: tried too, but entering does not depend on them."""
-    quiet: bool = False
-    """Not to be dialled, and announced nowhere, until `announce` is called."""
-    num_stages: int = MAX_STAGES
-    """Stages of the run incl. the embedding stage; the default works before the manifest is known, and is slower."""
-    start_timeout_s: float = 90.0
-    bootstrap_timeout_s: float = 90.0
-    call_timeout_s: float = 10.0
-    on_daemon_death: Callable[[str], None] | None = None
-    """Told when p2pd dies by itself; it is restarted all the same."""
-    on_leases: Callable[[list[Lease]], list[Lease]] = lambda leases: leases
-    """Judges the leases that each call of `leases` found; what it returns is returned."""
-    ticket: str = ""
-    """Shown in every lease that is published."""
-    wall: Callable[[], float] = time.time
 
 
 class HivemindDirectory:
@@ -82,8 +49,8 @@ class HivemindDirectory:
         self.num_stages = config.num_stages
         self._config = config
         self._tasks = tasks
-        self._listen = _checked_listen(config.listen)
-        self._announce = tuple(_checked_announce(address) for address in config.announce)
+        self._listen = checked_listen(config.listen)
+        self._announce = tuple(checked_announce(address) for address in config.announce)
         if config.announce_host:
             self._announce = (parse_multiaddress(multiaddress(config.announce_host, 0)),)
         self._quiet = config.quiet
@@ -103,6 +70,7 @@ class HivemindDirectory:
         self._visible: list[str] = []
         self._remembered: dict[str, str] = {}
         self._last: Lease | None = None
+        self._num_redialled = 0
         self._known: dict[str, list[Lease]] = {}
 
     @classmethod
@@ -160,7 +128,7 @@ class HivemindDirectory:
         if self._restart_task is not None:
             await asyncio.wait([self._restart_task])
         told = address if address.startswith("/") else multiaddress(address, self._listen.port)
-        self._announce, self._quiet = (_checked_announce(told),), False
+        self._announce, self._quiet = (checked_announce(told),), False
         self._up.clear()
         await self._tear_down()
         try:
@@ -205,7 +173,7 @@ class HivemindDirectory:
             connected = await self._remember()
             missing = [text for text in self._targets() if text.rpartition("/")[2].strip() not in connected]
             with owning(self._theirs):
-                await self._entrance.redial(self._node, missing)
+                await self._entrance.redial(self._node, self._turn(missing))
         return self.remembered()
 
     async def close(self) -> None:
@@ -227,10 +195,17 @@ class HivemindDirectory:
         await self._entrance.enter(self._node, list(dict.fromkeys(both)))
 
     def _targets(self) -> list[str]:
-        """Whom to dial, each once."""
-        now = [*self._config.initial_peers, *self._remembered.values()]
+        """Whom to dial, each once: who was there last comes first."""
+        now = [*self._config.initial_peers, *self.remembered()]
         old = [text for text in self._config.known_peers if text.rpartition("/")[2] not in self._remembered]
         return list(dict.fromkeys([*now, *old]))[:MAX_REMEMBERED]
+
+    def _turn(self, missing: list[str]) -> list[str]:
+        """Those of the missing peers that are dialled in this round."""
+        at = self._num_redialled % max(len(missing), 1)
+        turn = [*missing[at:], *missing[:at]][:MAX_REDIALLED]
+        self._num_redialled += len(turn)
+        return turn
 
     # ---- records
 
@@ -400,22 +375,3 @@ class HivemindDirectory:
 
 def _is_good(future: asyncio.Future[Any]) -> bool:
     return future.done() and not future.cancelled() and future.exception() is None
-
-
-def _checked_listen(text: str) -> Multiaddress:
-    try:
-        address = parse_multiaddress(text)
-    except ValueError as error:
-        raise UnusableError(BAD_USE, f"the directory cannot listen: {error}") from None
-    if address.peer or address.kind not in ("ip4", "ip6"):
-        raise UnusableError(BAD_USE, f"the directory cannot listen on {text!r}: give an IP address and a port")
-    return address
-
-
-def _checked_announce(text: str) -> Multiaddress:
-    try:
-        check_announce(text)
-        address = parse_multiaddress(text)
-    except ValueError as error:
-        raise UnusableError(BAD_USE, str(error)) from None
-    return replace(address, peer="")

@@ -27,7 +27,7 @@ from tests.tools.swarm import Swarm, swarm, wait_for
 BAD_USE, UNREACHABLE = 2, 3
 LIMIT_S = 240.0
 ANY_PORTS = ("--dht-port", "0", "--metrics", "127.0.0.1:0")
-HOME, PUBLIC = "10.0.0.5", "8.8.4.4"
+HOME, NEIGHBOUR, PUBLIC = "10.0.0.5", "10.0.0.6", "8.8.4.4"
 
 
 def raw_invite(address: str) -> str:
@@ -199,6 +199,28 @@ def test_a_public_run_and_a_node_behind_a_router(tmp_path: Path) -> None:
                     assert not any(is_private(host_of(text)) for text in parse(made.running(node).invite).addresses)
 
     in_own_network(scenario, tmp_path / "log", 1.5 * LIMIT_S, (PUBLIC, HOME))
+
+
+@pytest.mark.full
+@pytest.mark.timeout(2 * LIMIT_S)
+def test_a_run_inside_one_network(tmp_path: Path) -> None:
+    """Private addresses and `--lan`: who gives it too takes part, who does not is told of it."""
+
+    def scenario() -> None:
+        manifest = write_manifest(tmp_path, num_block_stages=1, max_steps=100_000, local=False)
+        with swarm(tmp_path) as made:
+            first = made.start(manifest, "--stage", "0", "--lan", "--listen", f"{HOME}:0")
+            invite = made.running(first).invite
+            assert [host_of(address) for address in parse(invite).addresses] == [HOME]
+            stranger = ("--state-dir", tmp_path / "stranger", "--listen", f"{NEIGHBOUR}:0", *ANY_PORTS)
+            ended = regrow("join", invite, *stranger, limit_s=120)
+            assert (ended.code, ended.out) == (UNREACHABLE, ""), ended.err
+            assert "--lan" in ended.verdict
+            second = made.join(invite, "--lan", "--listen", f"{NEIGHBOUR}:0", name="second")
+            assert made.running(second).grpc.startswith(NEIGHBOUR)
+            made.wait_step(2, LIMIT_S, second)
+
+    in_own_network(scenario, tmp_path / "log", 1.5 * LIMIT_S, (HOME, NEIGHBOUR))
 
 
 def unforwarded(made: Swarm, invite: str) -> None:

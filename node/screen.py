@@ -70,6 +70,7 @@ class Screen:
         self._written_at = self._said_at = self._stepped_at = self._began
         self._said, self._drawn_at = "", -REDRAW_S
         self._transfers: dict[str, Transfer] = {}
+        self._copied: set[int] = set()
         self.progress = Progress()
         self.contribution: Contribution | None = None
         """Set once the run is known."""
@@ -137,6 +138,7 @@ class Screen:
 
     def granted(self, stage: int, num_others: int) -> None:
         """The run gives this node a seat."""
+        self._copied.discard(stage)
         held = "nobody else holds it" if not num_others else f"{num_others} other{'s hold' if num_others > 1 else ' holds'} it"
         self.line(f"the run gives this node stage {stage}: {held}")
 
@@ -177,10 +179,11 @@ class Screen:
     def observe_event(self, event: Event) -> None:
         """Follow a copy of a stage's state."""
         match event:
-            case LearningGoesOn(stage=stage, num_bytes=done, total_bytes=total, seconds_left=left):
+            case LearningGoesOn(stage=stage, num_bytes=done, total_bytes=total, seconds_left=left) if stage not in self._copied:
                 self.transfer(f"copying stage {stage}", min(done, total - 1), total, left)
             case Learned(stage=stage) if f"copying stage {stage}" in self._transfers:
                 del self._transfers[f"copying stage {stage}"]
+                self._copied.add(stage)  # what follows only keeps it up
                 size, peers = human_bytes(event.num_bytes), "1 peer" if len(event.donors) == 1 else f"{len(event.donors)} peers"
                 self.line(f"stage {stage} is here as of step {event.step}: {size} from {peers} in {duration(event.seconds)}")
                 self._redraw()

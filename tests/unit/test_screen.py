@@ -177,6 +177,7 @@ def test_a_copy_shows_bytes_and_time_left_and_ends_with_one_line() -> None:
             screen.tick()
         for _ in range(2):
             screen.observe_event(Learned(3, "s", 120, "d", 120, 1.0, 0, ("a", "b"), 61_000_000, 31.0))
+            screen.observe_event(LearningGoesOn(3, 62 * 10**6, 60 * 10**6, 0.1))
     lines = out.getvalue().splitlines()
     assert lines[0] == "copying stage 3: 60 MB to download"
     assert "copying stage 3: 8.0 MB of 60 MB, about 26s left" in lines

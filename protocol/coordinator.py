@@ -15,7 +15,7 @@ from protocol.ids import ATTEMPTS_PER_TERM, Ballot, Member, PeerId, RecordId
 from protocol.ledger import Ledger, contacts_of
 from protocol.losses import Losses, promotions
 from protocol.manifest import Manifest
-from protocol.membership import Membership, mismatch
+from protocol.membership import Membership
 from protocol.messages import (
     AppliedReport,
     Decide,
@@ -121,14 +121,14 @@ class Coordinator:
         self.recovery.on_learning(member, message)
 
     def on_applied(self, member: Member, message: AppliedReport, now: float) -> None:
-        """A replica has applied a commit. One that holds something else than its siblings is taken off the roster: with a
-        wrong state it would make the others wrong."""
+        """A replica has applied a commit. One that holds something else than its siblings is taken off the roster."""
         self.members.on_applied(member, message)
-        for odd, digest, right in self.members.digests.odd(message.stage):
-            self._out.append(mismatch(message.stage, odd, digest, right, message.step))
-            self.members.digests.forget(message.stage, odd)
-            self.members.strike(odd.peer)
-            self._losses.left(odd, f"its stage {message.stage} has digest {digest[:8]}, its siblings' have {right[:8]}")
+        for odd in self.members.odd(message):
+            self._out.append(odd.note)
+            if odd.loses_all:
+                self._losses.left(odd.member, odd.reason)
+            elif odd.at_once and self.ledger and self._proposal is None:
+                self._void(f"peer {odd.member.peer[-8:]}: {odd.reason}", now)
 
     def on_heartbeat(self, heard: Member, beat: Heartbeat, now: float) -> None:
         """A peer that is behind gets the records that it lacks, and the open step or the void of an old one again."""

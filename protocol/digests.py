@@ -11,8 +11,9 @@ KEPT_STATES = 4
 
 
 class Digests:
-    """The last few states of each stage. Believed is what most say; where as many say one thing as another, the replica that
-    comes first in roster order: it has been there longest."""
+    """The last few states of each stage. Believed is what more than half of the stage's replicas say; where all have spoken and
+    no digest has so many, what most say; where as many say one thing as another, the replica that comes first in roster order:
+    it has been there longest."""
 
     def __init__(self, chain: Chain) -> None:
         self._chain = chain
@@ -29,13 +30,14 @@ class Digests:
         return self._told.get(stage, OrderedDict())
 
     def believed(self, stage: int, state_id: StateId) -> str:
-        """'' where no replica with a vote in it has said anything."""
-        told = self._states(stage).get(state_id, {})
-        holders = [s.member for s in self._chain.holders(stage) if s.member in told]
-        if not holders:
+        """'' where too few replicas with a vote in it have said anything: the first to speak may be the wrong one."""
+        told, voters = self._states(stage).get(state_id, {}), [s.member for s in self._chain.holders(stage)]
+        spoken = [member for member in voters if member in told]
+        if not spoken:
             return ""
-        counts = Counter(told[member] for member in holders)
-        return told[max(holders, key=lambda m: (counts[told[m]], -holders.index(m)))]
+        counts = Counter(told[member] for member in spoken)
+        digest = told[max(spoken, key=lambda m: (counts[told[m]], -spoken.index(m)))]
+        return digest if 2 * counts[digest] > len(voters) or len(spoken) == len(voters) else ""
 
     def odd(self, stage: int) -> list[tuple[Member, str, str]]:
         """(member, its digest, the believed one) of the stage's replicas that hold something else."""
@@ -44,7 +46,7 @@ class Digests:
         for state_id, told in self._states(stage).items():
             right = self.believed(stage, state_id)
             for member, digest in told.items():
-                if member in holders and digest != right:
+                if right and member in holders and digest != right:
                     found.setdefault(member, (member, digest, right))
         return list(found.values())
 

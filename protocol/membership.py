@@ -44,6 +44,17 @@ class Changes:
         return bool(self.joins or self.leaves)
 
 
+@dataclass(frozen=True, slots=True)
+class Odd:
+    """A replica that holds something else than its siblings. `at_once`: it must not go on in the open step."""
+
+    member: Member
+    reason: str
+    loses_all: bool
+    at_once: bool
+    note: Note
+
+
 class Membership:
     """See the module. Facts come in through `on_*`."""
 
@@ -59,6 +70,8 @@ class Membership:
         self._placement = Placement(manifest, chain, self.speeds)
         self._beat_s = timing.heartbeat_s
         self._strikes: dict[PeerId, int] = {}
+        self._wrong: set[tuple[int, Member]] = set()
+        """Seats that are taken away at the next boundary, from nodes that keep others."""
         self._changed_at = 0.0
         self._starved_since: float | None = None
 
@@ -82,6 +95,26 @@ class Membership:
         """A replica has applied an update."""
         self.digests.enter(message.stage, message.state_id, member, message.digest)
 
+    def odd(self, message: AppliedReport) -> list[Odd]:
+        """Who is odd at this stage by now: with a wrong state it would make the others wrong. It loses all its seats, for its
+        memory may be bad; where nobody else holds another stage of it, for want of better the wrong one only."""
+        found = []
+        for member, digest, right in self.digests.odd(message.stage):
+            note = mismatch(message.stage, member, digest, right, message.step)
+            reason = f"its stage {message.stage} has digest {digest[:8]}, its siblings' have {right[:8]}"
+            loses_all = not self._is_needed(member, message.stage)
+            if not loses_all:
+                self._wrong.add((message.stage, member))
+            found.append(Odd(member, reason, loses_all, self._chain.is_active(message.stage, member.peer), note))
+            self.digests.forget(message.stage, member)
+            self.strike(member.peer)
+        return found
+
+    def _is_needed(self, member: Member, besides: int) -> bool:
+        """Is there another stage that it alone holds?"""
+        held = [s.stage for s in self._chain.seatings if s.member == member and s.role != "learner" and s.stage != besides]
+        return any(all(s.member == member for s in self._chain.holders(stage)) for stage in held)
+
     def strike(self, peer: PeerId) -> None:
         """The node's updates come out different: it loses its seats, and after some time its claim to any."""
         self._strikes[peer] = self._strikes.get(peer, 0) + 1
@@ -104,11 +137,24 @@ class Membership:
         self.learners.look(now)
         self.speeds.keep(self._chain.seatings)
         self.leaving = {m: why for m, why in self.leaving.items() if self._chain.member_of(m.peer) == m}
-        steps = (self._leavers, self._raised, self._relieved, self._handed_over, self._granted, self._moved)
+        steps = (
+            self._without_wrong,
+            self._leavers,
+            self._raised,
+            self._relieved,
+            self._handed_over,
+            self._granted,
+            self._moved,
+        )
         found = next(filter(None, (step(now) for step in steps)), Changes())
         if found:
             self._changed_at, self._starved_since = now, None
         return found
+
+    def _without_wrong(self, _now: float) -> Changes:
+        leaves = tuple(s for s in self._chain.seatings if (s.stage, s.member) in self._wrong)
+        self._wrong.clear()
+        return Changes(promotions([s for s in self._chain.seatings if s not in leaves]) if leaves else (), leaves)
 
     def _leavers(self, now: float) -> Changes:
         gone: list[Member] = []

@@ -20,6 +20,7 @@ from tests.tools.swarm import Swarm, swarm, wait_for
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 BEGINS = 4
+WRONG_STATE = ("learning_rate", "flipped_weights")
 LIMIT_S = 75.0
 
 
@@ -67,4 +68,23 @@ def test_who_sends_wrong_numbers_is_named_and_dropped(tmp_path: Path, kind: str)
             assert lost(made, node) == [], made.situation()
             assert node.exit_code is None, made.situation()
         assert says(honest[0], made.running(bad).peer[-8:]), made.situation()
+        if kind in WRONG_STATE:
+            no_seat_after_three_strikes(made, bad)
         print(f"{kind}: {lost(made, bad)}")
+
+
+def no_seat_after_three_strikes(made: Swarm, bad: NodeProcess) -> None:
+    """It copies the state anew and spoils it again, and any copy of the embedding that it has: each time it is named, and no
+    other is; in the end it is not let in any more."""
+    first, peer = made.nodes[0], made.running(bad).peer
+    wait_for("three strikes", lambda: len(made.events(first, "digest_mismatch")) >= 3, LIMIT_S, made.situation)
+
+    def is_out() -> bool:
+        return peer not in {row["peer"] for row in made.status(first)["roster"]}
+
+    wait_for("it is out", is_out, LIMIT_S, made.situation)
+    named = made.events(first, "digest_mismatch")
+    assert {event["peer"] for event in named} == {peer}
+    made.wait_step(made.status(first)["step"] + 10, LIMIT_S)
+    assert is_out()
+    assert made.events(first, "digest_mismatch") == named

@@ -392,10 +392,40 @@ def test_most_are_believed_and_the_eldest_where_two_disagree() -> None:
     for n, digest in enumerate(("x", "y", "y")):
         digests.enter(1, "s", Member(f"p1.{n}", 1), digest)
     assert digests.odd(1) == [(Member("p1.0", 1), "x", "y")]
-    digests.forget(1, Member("p1.2", 1))
-    assert digests.odd(1) == [(Member("p1.1", 1), "y", "x")]
     digests.enter(1, "s", NEW, "z")
-    assert digests.odd(1) == [(Member("p1.1", 1), "y", "x")], "of no member nothing is believed"
+    assert digests.odd(1) == [(Member("p1.0", 1), "x", "y")], "of no member nothing is believed"
+    two = Digests(a_chain(manifest, replicas=2))
+    two.enter(1, "s", Member("p1.1", 1), "y")
+    two.enter(1, "s", Member("p1.0", 1), "x")
+    assert two.odd(1) == [(Member("p1.1", 1), "y", "x")]
+
+
+def test_nobody_is_odd_before_enough_have_spoken() -> None:
+    """The wrong one may be the first to speak, and the next one is right."""
+    digests = Digests(a_chain(a_manifest(), replicas=3))
+    for n, digest in enumerate(("wrong", "right")):
+        digests.enter(1, "s", Member(f"p1.{n}", 1), digest)
+        assert digests.odd(1) == []
+        assert digests.believed(1, "s") == ""
+    digests.enter(1, "s", Member("p1.2", 1), "right")
+    assert digests.odd(1) == [(Member("p1.0", 1), "wrong", "right")]
+
+
+def test_an_odd_replica_loses_all_its_seats_unless_another_stage_is_its_alone() -> None:
+    manifest = a_manifest(policy="checkfree")
+    copies = [Seating(0, Member(peer, 1), "passive") for peer in ("p1.0", "p2.0")]
+    for other_holds_two in (True, False):
+        more = [Seating(2, NEW, "active")] if other_holds_two else []
+        chain = a_chain(manifest, *copies, *more)
+        members = Membership(manifest, chain)
+        for member, digest in ((LEAD, "right"), (Member("p1.0", 1), "right"), (Member("p2.0", 1), "wrong")):
+            message = applied(chain, 0, digest)
+            members.on_applied(member, message)
+            found = members.odd(message)
+        assert [(odd.member.peer, odd.loses_all, odd.at_once) for odd in found] == [("p2.0", other_holds_two, False)]
+        leaves = members.changes(10.0).leaves
+        assert leaves == (() if other_holds_two else (copies[1],)), "one that loses all is lost at once, by the coordinator"
+        assert members.odd(message) == [], "once is enough"
 
 
 def test_only_the_last_states_are_remembered() -> None:

@@ -46,7 +46,6 @@ class NodeProcess:
         args: Sequence[str],
         state_dir: Path,
         environment: Mapping[str, str] | None = None,
-        program: str = "node.demo.child",
         own_ports: bool = True,
     ) -> NodeProcess:
         """`regrow ARGS... --json` on loopback with this state directory and, unless ARGS say otherwise, any ports; without
@@ -54,7 +53,7 @@ class NodeProcess:
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         ports = ["--listen", "127.0.0.1:0", "--dht-port", "0", "--metrics", "127.0.0.1:0"] if own_ports else []
         own = ["--json", "--state-dir", str(state_dir), *ports]
-        command = [sys.executable, "-m", program, str(os.getpid()), *args[:1], *own, *args[1:]]
+        command = [sys.executable, "-m", "node.demo.child", str(os.getpid()), *args[:1], *own, *args[1:]]
         # One thread each: spinning OpenMP threads of several processes starve each other.
         surroundings = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
         with (state_dir / STDOUT_FILE).open("wb") as out, (state_dir / STDERR_FILE).open("wb") as err:

@@ -15,17 +15,16 @@ from node.demo.process import NodeProcess
 from tests.integration.ends import end_all_at_once
 from tests.integration.seen import assert_counted_once
 from tests.integration.test_takeover import assert_one_history
-from tests.tools.command import regrow
-from tests.tools.crowd import Crowd, free_port
+from tests.tools.crowd import Crowd
 from tests.tools.material import write_manifest
-from tests.tools.relay import Faults, relay
-from tests.tools.swarm import Swarm, swarm, wait_for
+from tests.tools.relay import Faults
+from tests.tools.swarm import Swarm, swarm
 
 NUM_BLOCK_STAGES, NUM_MICROBATCHES = 2, 8
 CALM = 10
-LATENCY_S, RATE_BYTES_S = 0.03, 150_000.0
-TOLERANCE = 1e-4
-"""Relative, of a step's loss: sums change their order with who computes what, and nothing else changes."""
+LATENCY_S, RATE_BYTES_S = 0.08, 150_000.0
+TOLERANCE = 1e-5
+"""Relative, of a step's loss: sums change their order with who computes what, which moved it by 1e-7; nothing else changes."""
 
 
 def write_run(folder: Path, **changes: Any) -> Path:
@@ -61,32 +60,37 @@ def test_in_and_out(tmp_path: Path) -> None:
         assert told[leaver.name]["incarnation"] == 2
         assert {row["stage"] for row in told[leaver.name]["seats"] if row["role"] == "active"} == {2}, "where it is needed"
         crowd.wait_step(max(25, crowd.step() + CALM))
+        figures = crowd.figures(CALM)
         assert_all_is_well(crowd)
         assert "ended: step" in "\n".join(leaver.last_words())
         assert newcomer.exit_code == 0
-        print(json.dumps(crowd.figures(CALM)))
+        print(json.dumps(figures))
 
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
 def test_a_hundred_steps_of_churn(tmp_path: Path, seed: int) -> None:
-    """Everything at once, the coordinator killed three times, both first nodes of stage 1 far away; then the same run again,
-    undisturbed."""
+    """Everything at once, the coordinator killed three times, everybody far away; then the same run again, undisturbed."""
     path = write_run(tmp_path, model__hidden_size=32, model__intermediate_size=64)
     with ExitStack() as stack, swarm(tmp_path / "busy") as made:
         crowd = launch_far_away(made, path, stack)
         crowd.wait_step(3 + CALM)
-        for number, kind in enumerate(ROUNDS):
-            live_through(crowd, kind, number, random.Random(f"{seed} {number}"))
+        for number in range(len(ROUNDS)):
+            live_through(crowd, stack, number, random.Random(f"{seed} {number}"))
         crowd.wait_step(max(100, crowd.step() + CALM))
+        figures = crowd.figures(CALM)
         assert_all_is_well(crowd)
-        assert crowd.counts["coordinator_kills"] == 3
-        figures, losses = crowd.figures(CALM), crowd.losses()
+        losses = crowd.losses()
+        assert figures["coordinator_kills"] == 3
         assert figures["takeovers"] >= 3
     assert sorted(losses) == list(range(1, len(losses) + 1))
     calm = undisturbed(tmp_path / "calm", path, len(losses))
     worst = max(abs(losses[step] - calm[step]) / calm[step] for step in losses)
-    print(json.dumps(figures | {"worst_relative_loss_difference": worst, "loss": [losses[1], losses[len(losses)]]}))
+    print(
+        json.dumps(
+            figures | {"steps": len(losses), "worst_relative_loss_difference": worst, "loss": [losses[1], losses[len(losses)]]}
+        )
+    )
     assert worst <= TOLERANCE
     assert losses[len(losses)] < losses[1]
 
@@ -96,38 +100,36 @@ ROUNDS = ("leave", "kill", "lead", "leave", "kill", "lead", "leave", "kill", "le
 
 
 def launch_far_away(made: Swarm, path: Path, stack: ExitStack) -> Crowd:
-    """Stage 1 is behind links with latency, and what is fetched from there comes slowly: so is a newcomer to it."""
-    invite = made.running(made.start(path, "--stage", "0", name="s0r0")).invite
+    """Everybody is behind a link with latency. What is fetched from stage 1 comes slowly: so is a newcomer to it."""
+    crowd = Crowd(made)
+    invite = made.running(made.start(path, "--stage", "0", *far(crowd, stack, "s0r0"), name="s0r0")).invite
     for name in ("s1r0", "s2r0", "s0r1", "s1r1", "s2r1"):
-        args = ["--stage", name[1]]
-        if name[1] == "1":
-            port = free_port()
-            link = stack.enter_context(relay(f"127.0.0.1:{port}"))
-            link.set(Faults(latency_s=LATENCY_S, back_bytes_per_s=RATE_BYTES_S))
-            args += ["--listen", f"127.0.0.1:{port}", "--announce", link.address]
-        made.join(invite, *args, name=name)
+        rate = RATE_BYTES_S if name[1] == "1" else 0.0
+        made.join(invite, "--stage", name[1], *far(crowd, stack, name, rate), name=name)
     for node in made.nodes:
         made.running(node)
-    return Crowd(made)
+    return crowd
 
 
-def live_through(crowd: Crowd, kind: str, number: int, rng: random.Random) -> None:
-    """Somebody is coming, somebody goes, and three more steps are done when all is settled."""
-    told = crowd.whole()
-    gone = [node.name for node in crowd.made.nodes if node.name not in told]
-    if number % 2 and gone:
-        crowd.come(rng.choice(gone))
-    elif number == 0:
-        crowd.come("slow", "--stage", "1")
+def far(crowd: Crowd, stack: ExitStack, name: str, back_bytes_per_s: float = 0.0) -> tuple[str, ...]:
+    return crowd.far(stack, name, Faults(latency_s=LATENCY_S, back_bytes_per_s=back_bytes_per_s))
+
+
+def live_through(crowd: Crowd, stack: ExitStack, number: int, rng: random.Random) -> None:
+    """Somebody is on the way in while somebody goes, and three more steps are done."""
+    kind, told = ROUNDS[number], crowd.whole()
+    gone = sorted({node.name for node in crowd.made.nodes} - told.keys())
+    lead = crowd.coordinator(told)
+    going: NodeProcess = lead if kind == "lead" else rng.choice(crowd.spare(told))
+    assert crowd.can_spare(going, told), crowd.situation()
+    name = rng.choice(gone) if number % 2 and gone else f"late{number}"
+    args = ("--stage", "1") if number == 0 else ()
+    staying = [node for node in crowd.living() if node is not going]
+    crowd.come(name, *args, *far(crowd, stack, name), staying=staying)
+    if kind == "leave":
+        crowd.leave(going)
     else:
-        crowd.come(f"late{number}")
-    if kind == "lead":
-        lead = crowd.coordinator(told)
-        assert crowd.can_spare(lead, told), crowd.situation()
-        crowd.kill(lead, "coordinator_kills")
-    else:
-        going: NodeProcess = rng.choice(crowd.spare(told))
-        crowd.leave(going) if kind == "leave" else crowd.kill(going)
+        crowd.kill(going, "coordinator_kills" if going is lead else "kills")
     crowd.go_on(3)
 
 
@@ -137,14 +139,14 @@ def undisturbed(folder: Path, path: Path, steps: int) -> dict[int, float]:
         made.launch(path, NUM_BLOCK_STAGES, 2)
         crowd = Crowd(made)
         crowd.wait_step(steps)
-        assert end_all_at_once(made.nodes) == [0] * len(made.nodes)
         assert not [event for node in made.nodes for event in made.events(node, "lost", "took_over")]
+        assert end_all_at_once(made.nodes) == [0] * len(made.nodes)
         return crowd.losses()
 
 
 def assert_all_is_well(crowd: Crowd) -> None:
     """At rest everybody of a stage holds the same; every microbatch counted once; there was one history. Ends them all."""
-    told = pause(crowd)
+    told = crowd.pause()
     for stage in range(NUM_BLOCK_STAGES + 1):
         seats = [seat for status in told.values() for seat in status["seats"] if seat["stage"] == stage]
         assert len(seats) >= 2
@@ -157,21 +159,3 @@ def assert_all_is_well(crowd: Crowd) -> None:
     commits = assert_counted_once(crowd.logs(), NUM_MICROBATCHES)
     assert min(commits[stage] for stage in range(NUM_BLOCK_STAGES + 1)) >= steps
     assert_one_history(crowd.made)
-
-
-def pause(crowd: Crowd) -> dict[str, dict[str, Any]]:
-    """/status of everybody once the organiser's order to pause is carried out; whether his node lives does not matter."""
-    crowd.whole()
-    some = crowd.made.running(crowd.living()[-1]).http
-    ended = regrow("pause", some, "--key", crowd.made.nodes[0].state_dir / "organiser.key")
-    assert ended.code == 0, ended.err
-
-    def at_rest() -> dict[str, dict[str, Any]] | None:
-        told = crowd.look()
-        rest = {(status["phase"], status["step"]) for status in told.values()}
-        steps = {status["step"] for status in told.values()}
-        done = all(seat["step"] in steps for status in told.values() for seat in status["seats"])
-        return told if len(rest) == 1 and rest.pop()[0] == "paused" and done else None
-
-    found: dict[str, dict[str, Any]] = wait_for("paused", at_rest, 60, crowd.situation)
-    return found

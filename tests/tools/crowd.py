@@ -8,10 +8,15 @@ import socket
 import statistics
 import time
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
+from node import http_client
 from node.demo.process import NodeProcess
 from tests.integration.ends import Ending
+from tests.tools.command import regrow
+from tests.tools.relay import Faults, Relay, relay
 from tests.tools.swarm import Swarm, wait_for
 
 LOOK_S = 0.25
@@ -40,6 +45,8 @@ class Crowd:
         self.asleep: set[str] = set()
         self.started: dict[str, list[float]] = {}
         """Wall times at which a peer's processes were started after the run had begun."""
+        self.links: dict[str, Relay] = {}
+        """By name, in front of the gRPC ports of those that are far away."""
         self.longest_leave_s = 0.0
         self._digests: dict[str, tuple[str, str]] = {}
 
@@ -106,20 +113,26 @@ class Crowd:
 
     # ---- in and out
 
-    def come(self, name: str, *args: str, program: str = "node.demo.child") -> NodeProcess:
-        """Somebody joins, or comes back: then the name is one that was here before. Does not wait."""
+    def far(self, stack: ExitStack, name: str, faults: Faults) -> tuple[str, ...]:
+        """Options with which the node of this name is reached through a relay only, until `stack` ends."""
+        port = free_port()
+        link = self.links[name] = stack.enter_context(relay(f"127.0.0.1:{port}"))
+        link.set(faults)
+        return "--listen", f"127.0.0.1:{port}", "--announce", link.address
+
+    def come(self, name: str, *args: str, staying: Sequence[NodeProcess] = ()) -> NodeProcess:
+        """Somebody joins, or comes back: then the name is one that was here before. Does not wait. The invite is from the first
+        one of `staying`, or of those that live."""
         back = any(node.name == name for node in self.made.nodes)
         self.counts["back" if back else "joins"] += 1
         began = time.time()
-        node = self.made.join(self.invite(), *args, name=name, program=program)
+        node = self.made.join(self.invite(staying or self.living()), *args, name=name)
         self.started.setdefault(name, []).append(began)
         return node
 
-    def invite(self) -> str:
-        """A fresh one, from whoever lives: those whose addresses an older one tells may be gone."""
-        from node import http_client
-
-        up = next(node for node in self.living() if node.running)
+    def invite(self, staying: Sequence[NodeProcess]) -> str:
+        """A fresh one, from one that will be there for a while: whom an older one tells of may be gone."""
+        up = next(node for node in staying if node.running)
         return http_client.get(self.made.running(up).http, "/invite").decode().strip()
 
     def leave(self, node: NodeProcess) -> None:
@@ -160,6 +173,22 @@ class Crowd:
     def go_on(self, steps: int) -> None:
         """Until so many more are committed."""
         self.wait_step(self.step() + steps)
+
+    def pause(self) -> Told:
+        """/status of everybody once the organiser's order to pause is carried out; his node need not live."""
+        self.whole()
+        some = self.made.running(self.living()[-1]).http
+        ended = regrow("pause", some, "--key", self.made.nodes[0].state_dir / "organiser.key")
+        assert ended.code == 0, ended.err
+        told: Told = wait_for("paused", self._when_at_rest, STEPS_LIMIT_S, self.situation, LOOK_S)
+        return told
+
+    def _when_at_rest(self) -> Told | None:
+        told = self.look()
+        where = {(status["phase"], status["step"]) for status in told.values()}
+        steps = {seat["step"] for status in told.values() for seat in status["seats"]}
+        paused = len(where) == 1 and len(told) == len(self.living()) and next(iter(where))[0] == "paused"
+        return told if paused and steps == {step for _, step in where} else None
 
     def situation(self) -> str:
         """For the message of a failed wait."""

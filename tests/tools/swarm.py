@@ -44,12 +44,12 @@ class Swarm:
         """`regrow start`; does not wait."""
         return self._add(name, ["start", str(manifest), *args])
 
-    def join(self, invite: str, *args: str, name: str, program: str = "node.demo.child") -> NodeProcess:
+    def join(self, invite: str, *args: str, name: str) -> NodeProcess:
         """`regrow join`; does not wait. With the name of one that has ended it comes back with that one's state directory."""
-        return self._add(name, ["join", invite, *args], program)
+        return self._add(name, ["join", invite, *args])
 
-    def _add(self, name: str, args: list[str], program: str = "node.demo.child") -> NodeProcess:
-        node = NodeProcess.start(name, args, self.folder / name, program=program)
+    def _add(self, name: str, args: list[str]) -> NodeProcess:
+        node = NodeProcess.start(name, args, self.folder / name)
         self.nodes.append(node)
         return node
 

@@ -77,7 +77,9 @@ class Meetings:
         if message.ballot.peer != sender.peer and message.word != "offers":
             return True
         if message.word == "offers":
-            self._accept(sender.peer, message, stand, now)
+            mine = self._chain.member_of(sender.peer) == sender and message.lineage == self._chain.lineage
+            if not mine:  # who is on the roster is led again, and keeps its state
+                self._accept(sender.peer, message, stand, now)
             return True
         if not stand.leads and not self._takeover.has_no_hope(now):
             return True

@@ -26,6 +26,9 @@ from protocol.manifest import Manifest
 from protocol.messages import Decide, Held, Promise
 from protocol.records import Commit, Rebuild, Record, Roster, Seating, Share, genesis_id, is_fork, record_id, shares_digest
 
+MAX_BACK = 200
+"""Commits, of all lineages, in which one that is being applied is looked for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -135,16 +138,14 @@ class Invariants:
     def applied(self, node: SimNode, seat: SimSeat, command: Apply, before: StateId) -> None:
         """A seat's weights changed."""
         member, step = node.spec.member, command.step
-        commits = [c for c in self.commits if c[1].step == step]
+        commits = [(record, name) for _, record, name in self.commits[-MAX_BACK:] if record.step == step]
         require(bool(commits), f"{node!r} applied step {step}, which nobody decided")
-        own = [c for c in commits if self.places[c[1].parent].states[seat.stage] == before]
-        require(bool(own), f"S1: {node!r} left the chain of stage {seat.stage} at step {step}")
-        _, record, name = own[-1]
-        seats = self.places[record.parent].seats
+        own = [(record, name) for record, name in commits if next_state_id(before, name) == seat.state_id]
+        follows = bool(own) and self.places[own[0][0].parent].states[seat.stage] == before
+        require(follows, f"S1: {node!r} left the chain of stage {seat.stage} at step {step}")
+        seats = self.places[own[0][0].parent].seats
         on_roster = (seat.stage, member) in seats and seats[seat.stage, member].role != "learner"
         require(on_roster, f"{node!r} applied step {step} of stage {seat.stage} off the roster")
-        wanted = next_state_id(before, name)
-        require(seat.state_id == wanted, f"S1: {node!r} left the chain of stage {seat.stage} at step {step}")
         self._agree(node, seat)
 
     def reducing(self, node: SimNode, command: Reduce, part: list[Contribution]) -> None:

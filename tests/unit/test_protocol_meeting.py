@@ -114,6 +114,13 @@ def test_the_same_lineage_is_left_to_the_ballots() -> None:
     assert Coordinator().meets(lineage="") == (True, [])
 
 
+def test_a_member_that_has_lost_hope_meanwhile_is_led_again_and_keeps_its_state() -> None:
+    """A coordinator that slept is heard again: it does not take the offers of those on its roster."""
+    c = Coordinator()
+    assert c.meets(B, word="offers", lineage="", ballot=MINE, covers=False) == (True, [])
+    assert c.meets(D, word="offers", lineage="", ballot=MINE, covers=False) == (True, ["accepts"]), "it was dropped long ago"
+
+
 # ---- a member ----
 
 

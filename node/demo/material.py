@@ -34,6 +34,7 @@ def _build(options: DemoOptions, data: DataSection, vocab_size: int) -> Manifest
         "timing.heartbeat_s=1.0",
         "timing.linger_s=2.0",
         "recovery.rebuild_grace_s=0.0",
+        "recovery.newcomer_wait_s=0.0",
         f"optimizer.warmup_steps={min(WARMUP_STEPS, steps - 1)}",
     ]
     if vocab_size:

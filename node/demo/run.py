@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from node.demo.folder import Folders, demo_folders
+from node.demo.kills import Killer, kills_of
 from node.demo.material import make_run
 from node.demo.process import NodeProcess, end_all
 from node.demo.screen import DemoScreen
@@ -61,7 +62,6 @@ class NodeDied(Exception):
 
 def run(options: DemoOptions) -> int:
     """Run the demo; the last line on stdout is its result. Returns the exit code."""
-    _check(options)
     with _signals() as calm:
         try:
             with demo_folders(options.keep) as folders, DemoScreen(live=not options.json) as screen:
@@ -75,12 +75,6 @@ def run(options: DemoOptions) -> int:
     sys.stdout.write(json.dumps(result) + "\n")
     sys.stdout.flush()
     return 0
-
-
-def _check(options: DemoOptions) -> None:
-    kills = [kill for kill in options.kill if kill != "none"]
-    if kills:
-        raise UnusableError(2, f"--kill {kills[0]}: this version cannot rebuild a lost stage yet; use --kill none")
 
 
 @contextmanager
@@ -106,13 +100,21 @@ def _train(options: DemoOptions, folders: Folders, screen: DemoScreen, seen: lis
     screen.say("preparing data and tokenizer")
     manifest_file, manifest = make_run(options, folders.files)
     block_stages = manifest.num_block_stages
+    kills = kills_of(options.kill, block_stages, manifest.last_step, manifest.recovery.policy)
     nodes: list[NodeProcess] = []
     watch = Watch(nodes, Progress(manifest.last_step))
+
+    def join(name: str, invite: str) -> NodeProcess:
+        nodes.append(_launch(name, ["join", invite], folders))
+        return nodes[-1]
+
+    killer = Killer(kills, watch, join, screen.say)
+    watch.on_event = killer.tell
     began = time.monotonic()
     try:
         _start(nodes, manifest_file, block_stages, folders, screen)
         screen.say(f"{len(nodes)} nodes are up after {duration(time.monotonic() - began)}")
-        _follow(watch, screen)
+        _follow(watch, killer, screen)
         screen.draw(watch, float("inf"))
     finally:
         seen.append(0)  # From here on signals no longer interrupt: everything below is bounded.
@@ -135,10 +137,7 @@ def _start(nodes: list[NodeProcess], manifest_file: Path, block_stages: int, fol
     screen.say(f"starting {block_stages + 1} nodes, one for each stage")
 
     def start(stage: int, *words: str) -> None:
-        name = f"stage-{stage}"
-        args = [*words, "--stage", str(stage)]
-        surroundings = {"TMPDIR": str(folders.scratch)}
-        nodes.append(NodeProcess.start(name, args, folders.files / name, surroundings))
+        nodes.append(_launch(f"stage-{stage}", [*words, "--stage", str(stage)], folders))
 
     start(0, "start", str(manifest_file))
     invite = _invite_of(nodes[0])
@@ -146,6 +145,10 @@ def _start(nodes: list[NodeProcess], manifest_file: Path, block_stages: int, fol
         start(stage, "join", invite)
     for node in nodes[1:]:
         _invite_of(node)
+
+
+def _launch(name: str, args: list[str], folders: Folders) -> NodeProcess:
+    return NodeProcess.start(name, args, folders.files / name, {"TMPDIR": str(folders.scratch)})
 
 
 def _invite_of(node: NodeProcess) -> str:
@@ -156,14 +159,17 @@ def _invite_of(node: NodeProcess) -> str:
     return node.running.invite
 
 
-def _follow(watch: Watch, screen: DemoScreen) -> None:
+def _follow(watch: Watch, killer: Killer, screen: DemoScreen) -> None:
     """Until all nodes have ended in order."""
     finished_at: float | None = None
     while any(node.exit_code is None for node in watch.nodes):
         now = time.monotonic()
+        for node in watch.nodes:
+            node.check_ready()
         watch.look(now)
         screen.draw(watch, now)
-        _check_nodes(watch)
+        _check_nodes(watch, killer.killed)
+        killer.look()
         if watch.progress.step >= watch.progress.last_step:
             finished_at = finished_at or now
             if now - finished_at > LINGER_S:
@@ -171,13 +177,13 @@ def _follow(watch: Watch, screen: DemoScreen) -> None:
                 raise NodeDied(slow, f"does not end {LINGER_S:.0f} s after the last step")
         time.sleep(POLL_S)
     watch.look(time.monotonic())
-    _check_nodes(watch)
+    _check_nodes(watch, killer.killed)
 
 
-def _check_nodes(watch: Watch) -> None:
+def _check_nodes(watch: Watch, killed: list[NodeProcess]) -> None:
     for node in watch.nodes:
         code = node.exit_code
-        if code is None or (code == 0 and watch.progress.step >= watch.progress.last_step):
+        if node in killed or code is None or (code == 0 and watch.progress.step >= watch.progress.last_step):
             continue
         watch.look(time.monotonic())
         if code or watch.progress.step < watch.progress.last_step:

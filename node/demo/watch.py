@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ class Watch:
 
     nodes: Sequence[NodeProcess]
     progress: Progress
+    on_event: Callable[[dict[str, Any]], None] = lambda _event: None
     statuses: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By name of the node; the last one that it gave."""
     _recoveries: set[tuple[Any, ...]] = field(default_factory=set)
@@ -38,10 +39,11 @@ class Watch:
             self._ask()
 
     def _on_event(self, event: dict[str, Any]) -> None:
+        self.on_event(event)
         type_ = str(event.get("type"))
         if type_ in RECOVERIES:
             # Several nodes note the same recovery.
-            self._recoveries.add((type_, event.get("stage"), str(event.get("generation")), event.get("peer")))
+            self._recoveries.add((type_, event.get("stage"), str(event.get("generation")), event.get("step")))
         elif type_ in ("loss", "validation"):
             # All processes of one machine share the monotonic clock.
             self.progress.note(type_, event, float(event["t"]))

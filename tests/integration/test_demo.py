@@ -113,6 +113,22 @@ def test_people_see_progress(finished: dict[str, Any]) -> None:
     assert "Traceback" not in finished["err"]
 
 
+# --- kills
+
+
+def test_a_killed_stage_regrows_on_the_screen(text: Path, tmp: Path) -> None:
+    with demo(text, tmp, "--steps", "20", "--kill", "1@6") as process:
+        out, err = process.communicate(timeout=220)
+    assert process.returncode == 0, err
+    result = json.loads(out.splitlines()[-1])
+    assert (result["steps"], result["recoveries"], len(result["pids"])) == (20, 1, 4)
+    assert "the only holder of stage 1" in err
+    assert "stage 1 lost its holder: not heard for" in err
+    assert "stage 1 is rebuilt: 1.00 of stage 2" in err, "S1 has one block neighbour"
+    assert "handed over in" in err
+    assert os.listdir(tmp) == []
+
+
 # --- ends before the end
 
 

@@ -1,0 +1,37 @@
+"""Which stages the demo kills, and what it tells of what follows."""
+
+from __future__ import annotations
+
+import pytest
+
+from node.demo.kills import Kill, kills_of, told
+from node.ports import UnusableError
+
+
+def test_a_long_demo_kills_a_middle_stage_and_then_stage_0() -> None:
+    assert kills_of((), 4, 150, "checkfree_plus") == [Kill(2, 75), Kill(0, 112)]
+    assert kills_of((), 3, 150, "checkfree") == [Kill(2, 75)]
+
+
+def test_nobody_is_killed_in_a_short_demo_or_where_nothing_would_regrow() -> None:
+    assert kills_of((), 4, 20, "checkfree_plus") == []
+    assert kills_of((), 4, 150, "none") == []
+    assert kills_of(("none",), 4, 150, "checkfree_plus") == []
+
+
+def test_kills_are_carried_out_in_their_order() -> None:
+    assert kills_of(("0@30", "2@10"), 4, 150, "checkfree") == [Kill(2, 10), Kill(0, 30)]
+
+
+@pytest.mark.parametrize("word", ["2", "@5", "2@", "x@5", "2@x", "5@5", "-1@5", "2@0", "2@150"])
+def test_what_cannot_be_done_is_told(word: str) -> None:
+    with pytest.raises(UnusableError, match="--kill"):
+        kills_of((word,), 4, 150, "checkfree")
+
+
+def test_events_in_plain_words() -> None:
+    sources = [{"stage": 1, "coefficient": 0.44}, {"stage": 3, "coefficient": 0.56}]
+    rebuild = {"type": "rebuild", "stage": 2, "sources": sources, "generation": 1}
+    assert told(rebuild) == "stage 2 is rebuilt: 0.44 of stage 1 + 0.56 of stage 3 (generation 1)"
+    assert told({"type": "transfer", "what": "stage 2", "bytes": 1_300_000, "s": 0.2}) == "stage 2: 1.3 MB handed over in 0.2 s"
+    assert told({"type": "loss", "step": 1}) == ""

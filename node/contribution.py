@@ -88,10 +88,9 @@ class Totals:
         """Raises `UnusableError` where the directory cannot be written."""
         store.write(TOTALS_FILE, json.dumps(asdict(self)).encode())
 
-    def plus(self, done: Contribution | None, uptime_s: float) -> Totals:
+    def plus(self, done: Contribution, uptime_s: float) -> Totals:
         """With one more start, which has lasted so long and done so much."""
-        steps, tokens = (done.steps, done.tokens) if done else (0, 0)
-        return Totals(self.starts + 1, self.steps + steps, self.tokens + tokens, self.uptime_s + uptime_s)
+        return Totals(self.starts + 1, self.steps + done.steps, self.tokens + done.tokens, self.uptime_s + uptime_s)
 
     def sentence(self) -> str:
         """For people."""
@@ -113,7 +112,10 @@ class Keeper:
         return f"welcome back: {self.before.sentence()} so far" if self.before.starts else ""
 
     def keep(self, done: Contribution | None, uptime_s: float) -> str:
-        """Save; returns the sentence on all starts, '' for the first one. A disk that is full costs only the totals."""
+        """Save; returns the sentence on all starts, '' for the first one. A start that never came to a run (None) does not
+        count; a disk that is full costs only the totals."""
+        if done is None:
+            return ""
         kept = self.before.plus(done, uptime_s)
         try:
             kept.save(self._store)

@@ -52,13 +52,16 @@ def test_totals_are_kept(tmp_path: Path) -> None:
         assert first.keep(mine, uptime_s) == "", "saved twice, counted once"
     again = Keeper(store)
     assert again.welcome == "welcome back: 1 step and 16 tokens in 1 start, up 1m00s so far"
-    assert again.keep(None, 5.0) == "1 step and 16 tokens in 2 starts, up 1m05s"
+    assert again.keep(None, 5.0) == ""
+    assert Totals.load(store) == Totals(1, 1, 16, 60.0), "a start that never came to a run was counted"
+    assert again.keep(Contribution(MANIFEST, "me"), 5.0) == "1 step and 16 tokens in 2 starts, up 1m05s"
     assert Totals.load(store) == Totals(2, 1, 16, 65.0)
 
 
 def test_a_full_disk_costs_only_the_totals(tmp_path: Path) -> None:
     keeper = Keeper(DirectoryStore(tmp_path / "gone"))
-    assert keeper.keep(None, 1.0) == ""
+    assert keeper.keep(Contribution(MANIFEST, "me"), 1.0) == ""
+    assert not (tmp_path / "gone").exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"steps": -1}', b'{"tokens": "x"}', b"\xff", b'{"steps": 1e999}'])

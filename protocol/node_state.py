@@ -227,7 +227,7 @@ class NodeState:
             self._next_beat = now
         if not self.leader.peer:
             self._say("waiting: no coordinator is known yet")
-        self._emit(self.meetings.look([c.peer for c in event.rivals], self._stand(), now))
+        self._emit(self.meetings.look([c.peer for c in event.rivals], Stand(self.ballot, self.coordinator is not None), now))
 
     def _on_message(self, event: MessageReceived, now: float) -> None:
         self.view.heard(event.peer, now)
@@ -285,6 +285,8 @@ class NodeState:
             if peer not in self._watch and peer != self.leader.peer and self.coordinator is None:
                 self._send(peer, self._beat())
                 self._watch.for_a_while(peer, now)
+        elif self.coordinator and peer in self.chain.seen:  # it may have promised not to follow this ballot
+            self.takeover.saw(beat.ballot, now)
         if self.coordinator:
             self.coordinator.on_heartbeat(Member(peer, incarnation), beat, now)
 
@@ -303,11 +305,9 @@ class NodeState:
 
     # ---- other lineages ----
 
-    def _stand(self) -> Stand:
-        return Stand(self.ballot, self.coordinator is not None)
-
     def _on_meeting(self, peer: PeerId, incarnation: int, message: Meeting, now: float) -> None:
-        stays = self.meetings.on_meeting(Member(peer, incarnation), message, self._stand(), now)
+        stand = Stand(self.ballot, self.coordinator is not None)
+        stays = self.meetings.on_meeting(Member(peer, incarnation), message, stand, now)
         self._emit(self.meetings.take())
         if not stays:
             to = Contact(peer, self.bench.addresses.get(peer, ""))
@@ -449,7 +449,7 @@ class NodeState:
         self._standing, self.phase = message, message.phase
         if message.validation_step >= 0:
             self.validation = (message.validation_step, message.validation_loss)
-        seated = self.chain.member_of(self._me) == self.config.member
+        seated = self._is_seated(self._me, self.config.member.incarnation)
         without = "" if seated or not self.chain.step else " (without a seat here)"
         self._say(message.sentence + without)
         self._ending.told(message, now)

@@ -213,11 +213,14 @@ class Invariants:
             self._child[record.parent] = name
         self._append(record, name)
 
-    def _forked(self, node: SimNode, fields: dict[str, Any]) -> None:
-        """Whoever goes on alone tells nobody: its chain has the record."""
+    def _told_nobody(self, node: SimNode, fields: dict[str, Any]) -> None:
+        """Who is alone decides without a message; its chain has the record."""
         kept = node.state.chain.after(fields["parent"]) or []  # type: ignore[attr-defined]
-        if kept and is_fork(kept[0].record):
-            self._enter(node, Ballot(*fields["ballot"]), kept[0].record, fields["record"])
+        if kept:
+            record = kept[0].record
+            self._enter(node, Ballot(*fields["ballot"]), record, fields["record"])
+            if isinstance(record, Commit):
+                self._check_shares(record, kept[0].shares)
 
     def _check_quorum(self, node: SimNode, ballot: Ballot, record: Record, name: RecordId) -> None:
         voters = self.places[record.parent].voters
@@ -324,7 +327,7 @@ class Invariants:
             self._noted[node.spec.member, fields["stage"], key, fields["microbatch"]] += 1
         elif note.type == "decided":
             if fields["record"] not in self.places:
-                self._forked(node, fields)
+                self._told_nobody(node, fields)
             known = self._child.get(fields["parent"], fields["record"])
             fine = fields["record"] in (known, *self.forks)
             require(fine, f"S1: {node!r} notes {fields}, {known} was decided after its parent")

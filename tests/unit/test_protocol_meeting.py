@@ -200,3 +200,23 @@ def test_a_chain_that_has_begun_anew_fits_nothing_but_a_summary() -> None:
     assert chain.head not in ("", genesis)
     assert chain.fits(Roster(genesis, 0, (), (), (LEAD,)))
     assert "b" in chain.seen, "whom it may give way to it still knows"
+
+
+def test_a_former_member_that_promised_another_ballot_is_asked_under_a_higher_one() -> None:
+    """It was taken off the roster while it could not be heard, and had promised to follow nobody below."""
+    c = Core(a_manifest(), LEAD.peer, founder=True)
+    chain = c.state.chain
+    seats = tuple(Seating(stage, LEAD, "active") for stage in range(3))
+    gone = Seating(2, B, "active")
+    c.decide(Roster(chain.head, 0, (*seats, gone), (), (LEAD,)))
+    old = chain.head
+    c.decide(Roster(chain.head, 0, (), (gone,), (LEAD,)))
+    for _ in range(20):
+        c.tell(Heartbeat(1, Ballot(7, "b"), old, 0, 0), "b")
+        c.do(Tick(), 0.25)
+    assert c.state.coordinator
+    assert c.state.ballot == Ballot(8, LEAD.peer)
+    for _ in range(20):
+        c.tell(Heartbeat(1, Ballot(70, "x"), old, 0, 0), "x")
+        c.do(Tick(), 0.25)
+    assert c.state.ballot == Ballot(8, LEAD.peer), "strangers are not listened to"

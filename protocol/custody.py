@@ -154,7 +154,7 @@ class Custody:
             self._kept[stage] = self.seats.pop(stage)
         else:
             self.drop(seat)
-        self._emit(Say(f"stage {stage} is no longer held here: the swarm went on without this node"))
+        self._emit(Say(f"stage {stage} is not held here any more: the roster goes on without this node"))
 
     def kept(self) -> tuple[Kept, ...]:
         """Exact states without a seat, as long as they are the newest: the swarm may be glad of them."""

@@ -23,8 +23,8 @@ LIMIT_S = 90.0
 SLOW = Faults(back_bytes_per_s=6e6)
 BEGUN_BYTES = 2e6
 """What has come from a donor when it is struck: within its first range of 12 MB."""
-STATE_BYTES = 37.8e6
-"""3.15 million elements of 12 bytes: four ranges."""
+STATE_BYTES = 12 * 3_147_264
+"""Weights and two moments of stage 1: four ranges."""
 
 
 def launch(made: Swarm, stack: ExitStack, replicas: int) -> Crowd:

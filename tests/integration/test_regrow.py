@@ -13,6 +13,7 @@ import pytest
 from node.demo.process import NodeProcess
 from tests.integration.ends import Ending, end_all_at_once
 from tests.integration.seen import assert_counted_once
+from tests.tools.contract import violations
 from tests.tools.material import write_manifest
 from tests.tools.swarm import Swarm, swarm, wait_for
 
@@ -65,6 +66,7 @@ def test_a_newcomer_takes_a_middle_stage_that_its_neighbours_rebuilt(tmp_path: P
         assert end_all_at_once(survivors) == [0] * 4
         logs = {made.running(node).peer: made.events(node) for node in made.nodes}
         assert_counted_once(logs, NUM_MICROBATCHES)
+        assert not [line for log in logs.values() for event in log for line in violations("event", event)]
 
 
 @pytest.mark.timeout(240)

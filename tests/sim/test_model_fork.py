@@ -37,6 +37,8 @@ FULL = [
     ("2+1", Bounds(terms=2, places=1, crashes=0, stand="b", fork="c")),
     ("1+1+1", Bounds(terms=2, places=1, crashes=1, rosters=False, stand="", fork="c")),
     ("2+1", Bounds(terms=2, places=1, crashes=1, rosters=False, stand="b", fork="c", anew=True)),
+    ("2+1", Bounds(terms=2, places=1, crashes=2, rosters=False, stand="", fork="bc")),
+    ("1+1+1", Bounds(terms=2, places=1, crashes=2, rosters=False, stand="", fork="c")),
 ]
 
 

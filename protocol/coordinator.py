@@ -429,7 +429,7 @@ class Coordinator:
     def send_records(self, peer: PeerId, head: RecordId) -> None:
         """Send what was decided after `head`; where this node has not got all of it any more, where the chain stands."""
         after = self._chain.after(head)
-        if after is None and self._chain.member_of(peer):
+        if after is None and peer in self._chain.seen:
             contacts = contacts_of([m.peer for m in self._chain.members()], self.addresses)
             self._send(peer, self._chain.summary(self.ballot, contacts))
         for decided in after or ():

@@ -121,7 +121,7 @@ class Custody:
         for seat in list(self.seats.values()):
             self.drop(seat)
             self._emit(Note("left", {"stage": seat.state.stage, "reason": why}))
-            self._emit(Say(f"stage {seat.state.stage} is no longer held here: the swarm went on without this node"))
+            self._emit(Say(f"stage {seat.state.stage} is not held here any more: the roster goes on without this node"))
 
     def learning(self, event: LearningGoesOn, ballot: Ballot) -> None:
         """The copy of a stage has come so far."""

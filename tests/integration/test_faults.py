@@ -99,7 +99,7 @@ def freeze_beyond_the_lapse(made: Swarm, node: NodeProcess) -> None:
     wait_lost(made, node, "not heard for")
     goes_on(made, without=node)
     node.send(signal.SIGCONT)
-    wait_for("it says so", lambda: says(node, "the swarm went on without this node"), LIMIT_S, made.situation)
+    wait_for("it says so", lambda: says(node, "the roster goes on without this node"), LIMIT_S, made.situation)
     row = {"stage": 1, "peer": made.running(node).peer, "role": "active"}
     wait_for("it computes again", lambda: row in made.status(made.nodes[0])["roster"], LIMIT_S, made.situation)
     goes_on(made)

@@ -58,12 +58,13 @@ class Desk:
         return self._state.snapshot(self._clock.monotonic()) | {"pid": os.getpid(), "contribution": own}
 
     def invite(self) -> str:
-        """A fresh invite with this node's addresses in front."""
+        """A fresh invite: this node first, then others that were there lately, so that it outlives this node."""
         if self._state is None or self._directory is None:
             raise UnusableError(3, "the node is still starting; try again in a moment")
         manifest = self._state.config.manifest
-        addresses = tuple(self._directory.addresses()[:MAX_ADDRESSES])
-        return mint(Invite(addresses, manifest.digest, manifest.name, manifest.organiser))
+        own, others = self._directory.addresses(), self._directory.remembered()
+        addresses = list(dict.fromkeys([*own[:1], *others, *own[1:]]))
+        return mint(Invite(tuple(addresses[:MAX_ADDRESSES]), manifest.digest, manifest.name, manifest.organiser))
 
     async def _shelf_dump(self, stage: int) -> Weights:
         return await self._shelf.dump(stage)

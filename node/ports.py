@@ -88,6 +88,9 @@ class Directory(Protocol):
     def addresses(self) -> list[str]:
         """Multiaddresses (with /p2p/PEER) by which others can enter the directory through this peer."""
 
+    def remembered(self) -> list[str]:
+        """The same of other peers that were there lately, newest first."""
+
     async def close(self) -> None:
         """Leave; nothing of the adapter is left behind."""
 

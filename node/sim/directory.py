@@ -77,6 +77,10 @@ class MemoryDirectory:
         self._keys = all_keys(run_digest, num_stages)
         self._last_expires: float | None = None
 
+    def remembered(self) -> list[str]:
+        """See `node.ports.Directory`."""
+        return []
+
     async def publish(self, lease: Lease) -> None:
         """See `node.ports.Directory`."""
         assert lease.peer == self.peer, f"{self.peer} publishes a lease of {lease.peer}"

@@ -17,7 +17,7 @@ from node.identity import IDENTITY_FILE, INCARNATION_FILE
 from protocol.addresses import parse_multiaddress
 from protocol.invite import parse
 from tests.integration.seen import says
-from tests.tools.command import Ended, forked
+from tests.tools.command import Ended, regrow
 from tests.tools.material import write_manifest
 from tests.tools.own_network import in_own_network
 from tests.tools.swarm import Swarm, swarm, wait_for
@@ -42,7 +42,7 @@ def second(live: Swarm, state_dir: Path, **ports: str) -> Ended:
     before = live.status(first)
     options = ANY_PORTS | {f"--{name.replace('_', '-')}": value for name, value in ports.items()}
     words = [word for pair in options.items() for word in pair]
-    ended = forked("join", live.running(first).invite, "--state-dir", state_dir, *words, limit_s=120)
+    ended = regrow("join", live.running(first).invite, "--state-dir", state_dir, *words, limit_s=120)
     after = live.status(first)
     assert {key: before[key] for key in ("pid", "incarnation", "phase")} == {
         key: after[key] for key in ("pid", "incarnation", "phase")

@@ -18,7 +18,7 @@ from node.reach import host_of, is_private
 from protocol.invite import PREFIX, parse
 from tests.integration.ends import claimed, end_all_at_once, observer
 from tests.integration.seen import says
-from tests.tools.command import forked, refused, regrow
+from tests.tools.command import refused, regrow
 from tests.tools.invitation import STRANGER, dead_address, invitation, unused_port
 from tests.tools.material import write_manifest
 from tests.tools.own_network import in_own_network
@@ -70,7 +70,7 @@ def test_an_invite_with_a_bad_address(address: str, words: str, tmp_path: Path) 
 def test_a_public_run_with_a_private_address_announced(flags: list[str], option: str, tmp_path: Path) -> None:
     manifest = write_manifest(tmp_path, local=False)
     command = ("start", manifest, "--state-dir", tmp_path / "state", "--listen", "127.0.0.1:0", *ANY_PORTS, *flags)
-    ended = forked(*command)
+    ended = regrow(*command)
     assert (ended.code, ended.out) == (BAD_USE, ""), ended.err
     assert option in ended.verdict
     assert "--lan" in ended.verdict
@@ -78,7 +78,7 @@ def test_a_public_run_with_a_private_address_announced(flags: list[str], option:
 
 def test_a_public_run_at_a_private_address(tmp_path: Path) -> None:
     manifest = write_manifest(tmp_path, local=False)
-    ended = forked("start", manifest, "--state-dir", tmp_path / "state", "--listen", "127.0.0.1:0", *ANY_PORTS)
+    ended = regrow("start", manifest, "--state-dir", tmp_path / "state", "--listen", "127.0.0.1:0", *ANY_PORTS)
     assert (ended.code, ended.out) == (UNREACHABLE, ""), ended.err
     for words in ("127.0.0.1:", "--announce", "--lan"):
         assert words in ended.verdict

@@ -63,7 +63,8 @@ def regrow(*args: object, env: Mapping[str, str] | None = None, limit_s: float =
 
 
 def forked(*args: object, env: Mapping[str, str] | None = None, limit_s: float = 60) -> Ended:
-    """The same in a fork of this process, which has imported most of it: for the many ways to be wrong."""
+    """The same in a fork of this process, which has imported most of it: for the many ways to be wrong. Not for what gets as
+    far as a gRPC server: a fork of a process that has used gRPC hangs there."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         pid = os.fork()
         if pid == 0:

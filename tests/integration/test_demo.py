@@ -116,6 +116,7 @@ def test_people_see_progress(finished: dict[str, Any]) -> None:
 # --- kills
 
 
+@pytest.mark.full
 def test_a_killed_stage_regrows_on_the_screen(text: Path, tmp: Path) -> None:
     with demo(text, tmp, "--steps", "20", "--kill", "1@6") as process:
         out, err = process.communicate(timeout=220)

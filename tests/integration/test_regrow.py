@@ -69,6 +69,7 @@ def test_a_newcomer_takes_a_middle_stage_that_its_neighbours_rebuilt(tmp_path: P
         assert not [line for log in logs.values() for event in log for line in violations("event", event)]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(240)
 def test_a_neighbour_takes_a_second_seat_until_somebody_comes(tmp_path: Path) -> None:
     path = a_run(tmp_path, 3, recovery__policy="checkfree", recovery__newcomer_wait_s=0.0)

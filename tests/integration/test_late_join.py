@@ -18,7 +18,8 @@ from tests.tools.swarm import swarm
 Seat = dict[str, Any]
 
 
-@pytest.mark.parametrize("afterwards", [(1, 10), pytest.param((1, 10, 100), marks=pytest.mark.full)], ids=str)
+@pytest.mark.full
+@pytest.mark.parametrize("afterwards", [(1, 10, 100)], ids=str)
 @pytest.mark.timeout(300)
 def test_a_late_replica_is_what_its_donor_is(tmp_path: Path, afterwards: tuple[int, ...]) -> None:
     """The rate changes with each step: who applies another one has another digest."""

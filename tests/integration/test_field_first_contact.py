@@ -170,7 +170,7 @@ def test_a_machine_with_ipv6_only(tmp_path: Path) -> None:
             made.wait_step(2, LIMIT_S, second)
             assert made.running(second).grpc.startswith("[::1]:")
 
-    in_own_network(scenario, tmp_path / "log", 1.5 * LIMIT_S, ())
+    in_own_network(scenario, 1.5 * LIMIT_S, ())
 
 
 @pytest.mark.full
@@ -198,7 +198,7 @@ def test_a_public_run_and_a_node_behind_a_router(tmp_path: Path) -> None:
                     assert {lease.http for lease in leases} == {""}, "a loopback address is of use to nobody"
                     assert not any(is_private(host_of(text)) for text in parse(made.running(node).invite).addresses)
 
-    in_own_network(scenario, tmp_path / "log", 1.5 * LIMIT_S, (PUBLIC, HOME))
+    in_own_network(scenario, 1.5 * LIMIT_S, (PUBLIC, HOME))
 
 
 @pytest.mark.full
@@ -220,7 +220,7 @@ def test_a_run_inside_one_network(tmp_path: Path) -> None:
             assert made.running(second).grpc.startswith(NEIGHBOUR)
             made.wait_step(2, LIMIT_S, second)
 
-    in_own_network(scenario, tmp_path / "log", 1.5 * LIMIT_S, (HOME, NEIGHBOUR))
+    in_own_network(scenario, 1.5 * LIMIT_S, (HOME, NEIGHBOUR))
 
 
 def unforwarded(made: Swarm, invite: str) -> None:

@@ -49,7 +49,8 @@ def test_two_halves_part_and_become_one_again(tmp_path: Path) -> None:
             node.send(signal.SIGCONT)
         wait_for("it is one swarm again", lambda: is_one(made), LIMIT_S, made.situation)
         yielded = [node for node in made.nodes if made.events(node, "yielded")]
-        assert yielded in (asleep, sorted(awake, key=made.nodes.index)), "one half gave way, and all of it"
+        halves = (asleep, sorted(awake, key=made.nodes.index))
+        assert not yielded or yielded in halves, "one half gave way, and all of it; or those that slept only caught up"
         after = max(made.status(node)["step"] for node in made.nodes) + 3
         for node in made.nodes:
             made.wait_step(after, LIMIT_S, node)

@@ -109,7 +109,7 @@ def test_two_nodes_on_one_machine_without_a_word_about_ports(tmp_path: Path) -> 
                 assert says(other, f"port {port} is taken"), made.situation()
             made.wait_step(2, 120, other)
 
-    in_own_network(scenario, 170, ("127.0.0.1", "10.0.0.5"))
+    in_own_network(scenario, tmp_path / "log", 170, ("127.0.0.1", "10.0.0.5"))
 
 
 def default_ports(made: Swarm, name: str, *args: str) -> NodeProcess:

@@ -33,7 +33,7 @@ class Outcome:
     virtual_s: float
     fired: str
     verdict: str
-    """went on / waits / unharmed / resumed."""
+    """went on / waits for ... / resumed / stopped / nobody to strike."""
     counts: Counter[str] = field(default_factory=Counter)
     most_payloads: int = 0
 
@@ -84,7 +84,9 @@ class Trial:
 
     def _run(self) -> Outcome:
         world, watch = self.world, self.watch
-        require(world.run(lambda: not self.faults.armed, START_LIMIT_S), f"no fault yet: {self._situation()}")
+        if not world.run(lambda: not self.faults.armed, START_LIMIT_S):
+            require(self.watch.step >= self.scenario.manifest.last_step, f"no fault yet: {self._situation()}")
+            return self._outcome("nobody to strike")  # it moved to where it was needed more, or was too slow to get any work
         before = watch.step
         require(before >= STEPS_BEFORE, f"the fault came after only {before} steps")
         fired_at, struck = world.now, self._struck()

@@ -36,6 +36,7 @@ def live_through(seeds: range, tally: Counter[str]) -> Counter[str]:
         mine.update({f"fired {outcome.fired}": 1, f"then {outcome.verdict}": 1})
         mine.update(outcome.counts)
     tally.update(mine)
+    assert mine["then nobody to strike"] <= len(seeds) // 50, "too many faults could not strike"
     told = "\n".join(broken[:MAX_TOLD])
     assert not broken, f"{len(broken)} of {len(seeds)} seeds broke:\n{told}"
     return mine

@@ -59,15 +59,16 @@ class Holdings:
         data = await self._executor.export_gradient(stage, facts.optimizer_age, first, count)
         return None if data is None else StateRange(facts, data)
 
-    async def weights_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange | None:
-        """Weights as of exactly `state_id`; None where that is not what is held."""
-        if not self._gives(stage, first, count):
+    async def vector_range(self, stage: int, state_id: StateId, section: str, first: int, count: int) -> memoryview | None:
+        """Elements of one vector as of exactly `state_id`; None where this node holds another state (any more)."""
+        if not self._is_at(stage, state_id) or not self._gives(stage, first, count):
             return None
-        age, data = await self._executor.export_state(stage, first, count)
-        facts = self._facts.get(stage, {}).get(age)
-        if facts is None or facts.state_id != state_id:
-            return None
-        return StateRange(facts, memoryview(data).cast("B")[: 4 * count])
+        data = await self._executor.export(stage, section, first, count)
+        return data if self._is_at(stage, state_id) else None
+
+    def _is_at(self, stage: int, state_id: StateId) -> bool:
+        seat = self._seats().get(stage)
+        return seat is not None and seat.settled and seat.state.state_id == state_id
 
     def _gives(self, stage: int, first: int, count: int) -> bool:
         """A learner has nothing to give: what it holds may be of several states."""

@@ -6,17 +6,20 @@ is mixed is what the decided `Rebuild` names: state_ids and coefficients. Nothin
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from node.ports import Donor, Donors, NotHeldError, PeerError, StageExecutor, StateFacts, StateRange
+from node.ports import Donor, Neighbours, NotHeldError, PeerError, StageExecutor, StateFacts, StateRange
+from node.range_book import STATE_BYTES
 from protocol.ids import PeerId, StateId
 from protocol.messages import Contact
 from protocol.node_state import NodeState
 from protocol.records import Rebuild, Source
 from protocol.replays import Replay
 from protocol.seat import SeatPhase
+
+WEIGHT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class Mixer:
 
     state: NodeState
     executor: StageExecutor
-    donors: Donors
+    neighbours: Neighbours
 
     async def mixed_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange | None:
         """Weights of the stage that is rebuilt as `state_id`. None where no such rebuild is decided, or this node holds none of
@@ -49,8 +52,8 @@ class Mixer:
         failure = PeerError("", f"nobody holds stage {source.stage}, of which this one is to be made")
         for contact in contacts_of_stage(self.state, source.stage):
             try:
-                async with self.donors.visit(contact) as donor:
-                    return (await donor.weights_range(source.stage, source.state_id, first, count)).data
+                async with self.neighbours.visit(contact) as neighbour:
+                    return await neighbour.weights_range(source.stage, source.state_id, first, count)
             except PeerError as error:
                 failure = error
         raise failure
@@ -98,7 +101,7 @@ class RebuildSyllabus:
 class MixedDonors:
     """`Donors` whose ranges of state are mixed weights, with moments of zero that need not be sent."""
 
-    donors: Donors
+    neighbours: Neighbours
     mixer: Mixer
     me: PeerId
     state_id: StateId
@@ -107,59 +110,30 @@ class MixedDonors:
     async def visit(self, donor: Contact) -> AsyncIterator[Donor]:
         """See `Donors`; this node itself needs no connection."""
         if donor.peer == self.me:
-            yield _Mixed(_Own(self.mixer, self.me), self.state_id)
+            yield _Mixed(self._own_range, self.state_id)
             return
-        async with self.donors.visit(donor) as source:
-            yield _Mixed(source, self.state_id)
+        async with self.neighbours.visit(donor) as neighbour:
+            yield _Mixed(neighbour.mixed_range, self.state_id)
 
-
-@dataclass(frozen=True, slots=True)
-class _Mixed:
-    source: Donor
-    state_id: StateId
-
-    async def state_range(self, stage: int, first: int, count: int) -> StateRange:
-        """See `Donor`."""
-        found = await self.source.mixed_range(stage, self.state_id, first, count)
-        data = bytearray(3 * 4 * count)
-        data[: 4 * count] = found.data
-        return StateRange(found.facts, data)
-
-    async def gradient_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
-        """See `Donor`; never asked for."""
-        raise NotHeldError("", f"no gradient of stage {stage} leads to {state_id}, elements {first}+{count}")
-
-    async def weights_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
-        """See `Donor`."""
-        return await self.source.weights_range(stage, state_id, first, count)
-
-    async def mixed_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
-        """See `Donor`."""
-        return await self.source.mixed_range(stage, state_id, first, count)
-
-
-@dataclass(frozen=True, slots=True)
-class _Own:
-    """This node as a donor of mixed ranges for itself."""
-
-    mixer: Mixer
-    me: PeerId
-
-    async def mixed_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
-        """See `Donor`."""
+    async def _own_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
         found = await self.mixer.mixed_range(stage, state_id, first, count)
         if found is None:
             raise NotHeldError(self.me, f"this node can no longer mix stage {stage}")
         return found
 
+
+@dataclass(frozen=True, slots=True)
+class _Mixed:
+    mixed_range: Callable[[int, StateId, int, int], Awaitable[StateRange]]
+    state_id: StateId
+
     async def state_range(self, stage: int, first: int, count: int) -> StateRange:
-        """See `Donor`; never asked for."""
-        raise NotHeldError(self.me, f"stage {stage}, elements {first}+{count}: this node makes it")
+        """See `Donor`."""
+        found = await self.mixed_range(stage, self.state_id, first, count)
+        data = bytearray(STATE_BYTES * count)
+        data[: WEIGHT_BYTES * count] = found.data
+        return StateRange(found.facts, data)
 
     async def gradient_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
-        """See `Donor`; never asked for."""
-        raise NotHeldError(self.me, f"stage {stage} at {state_id}, elements {first}+{count}: this node makes it")
-
-    async def weights_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
-        """See `Donor`; never asked for."""
-        raise NotHeldError(self.me, f"stage {stage} at {state_id}, elements {first}+{count}: this node makes it")
+        """See `Donor`; a state that is made here has no update that led to it."""
+        raise NotHeldError("", f"no gradient of stage {stage} leads to {state_id}, elements {first}+{count}")

@@ -291,8 +291,12 @@ class Donor(Protocol):
     async def gradient_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
         """At most `RANGE_ELEMENTS` elements of the reduced gradient whose update led to `state_id`."""
 
-    async def weights_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
-        """At most `RANGE_ELEMENTS` weights as of exactly `state_id`."""
+
+class Neighbour(Donor, Protocol):
+    """A node that has a part in a rebuild: it gives its weights, or mixes them with those of others. Errors as of `Donor`."""
+
+    async def weights_range(self, stage: int, state_id: StateId, first: int, count: int) -> bytes | bytearray | memoryview:
+        """Little-endian f32 weights as of exactly `state_id`."""
 
     async def mixed_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
         """At most `RANGE_ELEMENTS` weights of a lost stage, mixed there as the decided rebuild to `state_id` says."""
@@ -303,6 +307,13 @@ class Donors(Protocol):
 
     def visit(self, donor: Contact) -> AbstractAsyncContextManager[Donor]:
         """One connection, open inside the block. Entering raises `PeerError` where the donor is not there."""
+
+
+class Neighbours(Protocol):
+    """Other nodes, as `Donors` and for a rebuild."""
+
+    def visit(self, donor: Contact) -> AbstractAsyncContextManager[Neighbour]:
+        """See `Donors`."""
 
 
 class StateStore(Protocol):

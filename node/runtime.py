@@ -19,9 +19,9 @@ from node.mixing import MixedDonors, Mixer, RebuildSyllabus
 from node.ports import (
     Clock,
     Directory,
-    Donors,
     EventSink,
     Lease,
+    Neighbours,
     PayloadPool,
     PeerError,
     PeerTransport,
@@ -93,7 +93,7 @@ class Ports:
     executor: StageExecutor
     pool: PayloadPool
     sink: EventSink
-    donors: Donors
+    donors: Neighbours
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,13 +67,10 @@ class Shelf:
 
     async def read_range(self, request: FetchRequest) -> memoryview | None:
         """Elements of a stage as of `state_id`; None where the node holds another state (any more)."""
-        seat = self._settled_seat(request.stage)
-        if seat is None or self._executor is None or seat.state.state_id != request.state_id:
+        if self._holdings is None:
             return None
-        if request.first + request.count > self._num_elements(request.stage):
-            return None
-        data = await self._executor.export(request.stage, request.section, request.first, request.count)
-        return data if self._settled_seat(request.stage) is seat and seat.state.state_id == request.state_id else None
+        r = request
+        return await self._holdings.vector_range(r.stage, r.state_id, r.section, r.first, r.count)
 
     async def read_state(self, request: FetchRequest) -> StateRange | None:
         """A range of a whole state or of a kept gradient, while training goes on; None where it is not held."""
@@ -82,8 +79,6 @@ class Shelf:
         stage, first, count = request.stage, request.first, request.count
         if request.section == "gradient":
             return await self._holdings.gradient_range(stage, request.state_id, first, count)
-        if request.section == "held_weights":
-            return await self._holdings.weights_range(stage, request.state_id, first, count)
         if request.section == "mixed":
             return await self._mixer.mixed_range(stage, request.state_id, first, count) if self._mixer else None
         found = await self._holdings.state_range(stage, first, count)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from protocol.chain import Chain
 from protocol.ids import Member
-from protocol.messages import Goodbye, Leave
+from protocol.messages import Leave
 
 DRAIN_S = 6.0
 """Longest wait for the boundary of a step: after that the node says goodbye, and the step is run again without it. Well below
@@ -57,10 +57,6 @@ class Departure:
     def leave(self) -> Leave:
         """What the coordinator is asked."""
         return Leave(self._me, self.reason)
-
-    def goodbye(self) -> Goodbye:
-        """What everybody near is told at the end."""
-        return Goodbye(self._me, self.reason)
 
     def is_due(self, is_settled: bool, now: float) -> bool:
         """Is it time to go? `is_settled`: whoever has to know that this node is off the roster knows it. Where the others that

@@ -200,14 +200,23 @@ class Membership:
     def _granted(self, _now: float) -> Changes:
         """Seats for those that wish for one, and embedding copies where some are missing."""
         joins: list[Seating] = []
+        notes: list[Note] = []
         seated = {m.peer for m in self._chain.members()}
         for wish in self.gathering.wishes.values():
             stage = None if wish.member.peer in seated else self._placement.stage_for(wish, joins)
-            if stage is not None and self._chain.holders(stage):
-                joins.append(self._learner(stage, wish.member, pinned=wish.stage == stage))
-            elif stage is not None and self._chain.step == 0:
-                joins.append(Seating(stage, wish.member, "active", pinned=wish.stage == stage))
-        return Changes((*joins, *self._placement.copies(list(self.leaving))))
+            if stage is None or not (self._chain.holders(stage) or self._chain.step == 0):
+                continue
+            notes.append(self._why(stage, wish, joins))
+            learner = self._learner(stage, wish.member, pinned=wish.stage == stage)
+            joins.append(learner if self._chain.holders(stage) else replace(learner, role="active"))
+        return Changes((*joins, *self._placement.copies(list(self.leaving))), notes=tuple(notes))
+
+    def _why(self, stage: int, wish: Wish, more: Sequence[Seating]) -> Note:
+        """What the stages looked like when a newcomer was given one."""
+        strengths = [self._placement.strength(s, more) for s in range(self._manifest.num_stages)]
+        per_second, replicas = [x for x, _ in strengths], [n for _, n in strengths]
+        facts = {"stage": stage, "peer": wish.member.peer, "asked": wish.stage, "step": self._chain.step}
+        return Note("placed", facts | {"per_second": per_second, "replicas": replicas})
 
     def _learner(self, stage: int, member: Member, pinned: bool = False) -> Seating:
         return Seating(stage, member, "learner", self._chain.generations[stage], pinned)

@@ -55,7 +55,7 @@ class Placement:
         stages = range(self._manifest.num_stages)
         asked = [wish.stage] if wish.stage in stages else list(stages)
         free = [s for s in asked if self._has_room(s, more) and self._fits(wish, s, more)]
-        return min(free, key=lambda s: (*self._strength(s, more), s), default=None)
+        return min(free, key=lambda s: (*self.strength(s, more), s), default=None)
 
     def _serving(self, stage: int, more: Sequence[Seating]) -> list[Seating]:
         """Who computes, or will."""
@@ -71,7 +71,8 @@ class Placement:
         """A user who names a stage has been told what it needs."""
         return wish.stage == stage or fits(self._manifest, stage, wish.memory_bytes, 1 + len(self._serving(stage, more)))
 
-    def _strength(self, stage: int, more: Sequence[Seating]) -> tuple[float, int]:
+    def strength(self, stage: int, more: Sequence[Seating]) -> tuple[float, int]:
+        """(microbatches per second of those that serve this stage alone, number of all that serve it)."""
         serving = self._serving(stage, more)
         busy = Counter(s.member for s in self._chain.seatings if s.role == "active")
         own = [s for s in serving if busy[s.member] <= 1]

@@ -10,7 +10,7 @@ from random import Random
 
 from node.holdings import Holdings
 from node.mixing import Mixer
-from node.ports import Donor, NotHeldError, PeerError, StateRange
+from node.ports import Neighbour, NotHeldError, PeerError, StateRange
 from protocol.ids import PeerId, StateId
 from protocol.messages import Contact
 
@@ -57,7 +57,7 @@ class MemoryDonors:
     library: MemoryLibrary
 
     @asynccontextmanager
-    async def visit(self, donor: Contact) -> AsyncIterator[Donor]:
+    async def visit(self, donor: Contact) -> AsyncIterator[Neighbour]:
         """See `Donors`."""
         await self.library.travel(0)
         self.library.of(donor.peer)
@@ -79,13 +79,18 @@ class _MemoryDonor:
         await self.library.travel(0)
         return await self._bring(await self.library.of(self.peer).gradient_range(stage, state_id, first, count))
 
-    async def weights_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
-        """See `Donor`."""
+    async def weights_range(self, stage: int, state_id: StateId, first: int, count: int) -> memoryview:
+        """See `Neighbour`."""
         await self.library.travel(0)
-        return await self._bring(await self.library.of(self.peer).weights_range(stage, state_id, first, count))
+        found = await self.library.of(self.peer).vector_range(stage, state_id, "weights", first, count)
+        if found is None:
+            raise NotHeldError(self.peer, "does not hold that")
+        await self.library.travel(found.nbytes)
+        self.library.of(self.peer)
+        return found
 
     async def mixed_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
-        """See `Donor`."""
+        """See `Neighbour`."""
         await self.library.travel(0)
         return await self._bring(await self.library.mixer(self.peer).mixed_range(stage, state_id, first, count))
 

@@ -102,6 +102,13 @@ class Faults:
         """Whether a strike is still to come."""
         return bool(self._armed)
 
+    def spring(self) -> Strike | None:
+        """The strike that is still to come, if there is one; it counts as fired."""
+        strike = self._armed.pop() if self._armed else None
+        if strike:
+            self.fired[strike.kind] += 1
+        return strike
+
     def strike(self, command: Command, rank_at: Callable[[int], int]) -> Strike | None:
         """The strike that hits the node which is about to carry out `command`. `rank_at(stage)` is the node's place among the
         active replicas of the stage, -1 if it is none."""

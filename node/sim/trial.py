@@ -21,6 +21,7 @@ from protocol.node_state import NodeConfig, NodeState
 
 START_LIMIT_S = 300.0
 SETTLE_S = 40.0
+OVERDUE_STEPS = 3
 
 
 @dataclass(slots=True)
@@ -33,7 +34,7 @@ class Outcome:
     virtual_s: float
     fired: str
     verdict: str
-    """went on / waits for ... / resumed / stopped / nobody to strike."""
+    """went on / waits for ... / resumed / stopped."""
     counts: Counter[str] = field(default_factory=Counter)
     most_payloads: int = 0
 
@@ -84,9 +85,9 @@ class Trial:
 
     def _run(self) -> Outcome:
         world, watch = self.world, self.watch
-        if not world.run(lambda: not self.faults.armed, START_LIMIT_S):
-            require(self.watch.step >= self.scenario.manifest.last_step, f"no fault yet: {self._situation()}")
-            return self._outcome("nobody to strike")  # it moved to where it was needed more, or was too slow to get any work
+        reached = world.run(lambda: not self.faults.armed or self._is_overdue(), START_LIMIT_S)
+        require(reached, f"no fault yet: {self._situation()}")
+        self._strike_now()
         before = watch.step
         require(before >= STEPS_BEFORE, f"the fault came after only {before} steps")
         fired_at, struck = world.now, self._struck()
@@ -99,6 +100,17 @@ class Trial:
             verdict = self._may_do_either()
         self.faults.assert_fired()
         return self._outcome(verdict)
+
+    def _is_overdue(self) -> bool:
+        """Does the replica that is to be struck not come to its phase? It may be at another stage by now, or get no work."""
+        return self.watch.step >= self.scenario.strike.at_step + OVERDUE_STEPS
+
+    def _strike_now(self) -> None:
+        """What is overdue strikes a replica of the stage between two of its events."""
+        strike = self.faults.spring()
+        if strike:
+            active = self.watch.place.active(strike.stage)
+            self.world.hit(self.world.nodes[active[min(strike.replica, len(active) - 1)].peer], strike)
 
     def _struck(self) -> SimNode:
         nodes = self.world.nodes.values()

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
 
-from node.ports import Donor, PeerError, StateFacts, StateRange
+from node.ports import Neighbour, PeerError, StateFacts, StateRange
 from node.transport.channel import Security
 from node.transport.checks import check
 from node.transport.config import FetchRequest
@@ -22,7 +22,7 @@ SECTIONS = 3
 
 
 class GrpcDonors:
-    """See `Donors`. `on_bytes`: as `Hooks.on_bytes`."""
+    """See `Neighbours`. `on_bytes`: as `Hooks.on_bytes`."""
 
     def __init__(
         self, security: Security, on_bytes: OnBytes = lambda _kind, _way, _bytes: None, progress_s: float = PROGRESS_S
@@ -30,7 +30,7 @@ class GrpcDonors:
         self._security, self._on_bytes, self._progress_s = security, on_bytes, progress_s
 
     @asynccontextmanager
-    async def visit(self, donor: Contact) -> AsyncIterator[Donor]:
+    async def visit(self, donor: Contact) -> AsyncIterator[Neighbour]:
         """See `Donors`."""
         asking = Asking(self._progress_s, self._progress_s, on_bytes=self._on_bytes, security=self._security, peer=donor.peer)
         async with AsyncExitStack() as stack:
@@ -54,23 +54,25 @@ class _GrpcDonor:
             raise PeerError(self._asking.peer, f"{self._address} sent a gradient that nobody asked for")
         return found
 
-    async def weights_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
-        """See `Donor`."""
-        return await self._exactly(FetchRequest(stage, state_id, "held_weights", first, count))
+    async def weights_range(self, stage: int, state_id: StateId, first: int, count: int) -> bytearray:
+        """See `Neighbour`."""
+        data, _ = await self._elements(FetchRequest(stage, state_id, "weights", first, count), count)
+        return data
 
     async def mixed_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
-        """See `Donor`."""
-        return await self._exactly(FetchRequest(stage, state_id, "mixed", first, count))
-
-    async def _exactly(self, asked: FetchRequest) -> StateRange:
-        found = await self._fetch(asked, asked.count)
-        if found.facts.state_id != asked.state_id:
+        """See `Neighbour`."""
+        found = await self._fetch(FetchRequest(stage, state_id, "mixed", first, count), count)
+        if found.facts.state_id != state_id:
             raise PeerError(self._asking.peer, f"{self._address} sent weights that nobody asked for")
         return found
 
     async def _fetch(self, asked: FetchRequest, num_elements: int) -> StateRange:
+        data, facts = await self._elements(asked, num_elements)
+        with answers(self._address, self._asking):
+            return StateRange(from_pb(StateFacts, facts), data)
+
+    async def _elements(self, asked: FetchRequest, num_elements: int) -> tuple[bytearray, Any]:
         check(asked)
         with answers(self._address, self._asking):
             async with aclosing(pieces(self._stub, "Fetch", asked, self._asking)) as chunks:
-                data, facts = await read_elements(chunks, asked, num_elements, self._address, self._asking)
-            return StateRange(from_pb(StateFacts, facts), data)
+                return await read_elements(chunks, asked, num_elements, self._address, self._asking)

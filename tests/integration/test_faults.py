@@ -110,7 +110,7 @@ def kill_a_replica(made: Swarm, node: NodeProcess) -> None:
     wait_for("a step is open there", lambda: seat_phase(made, node) == "working", LIMIT_S, made.situation)
     num_voided = len(made.events(made.nodes[0], "voided"))
     kill(made, node)
-    wait_lost(made, node, "")  # by its silence, or as attempt after attempt breaks at its closed port: what comes first
+    wait_lost(made, node, "not heard for", "3 attempts at step")  # or attempt after attempt breaks at its closed port first
     goes_on(made, without=node)
     assert len(made.events(made.nodes[0], "voided")) > num_voided
 
@@ -148,11 +148,11 @@ def wait_silent(made: Swarm, node: NodeProcess, seconds: float) -> None:
     wait_for(f"{node.name} is silent", silent, LIMIT_S, made.situation)
 
 
-def wait_lost(made: Swarm, node: NodeProcess, reason: str) -> None:
+def wait_lost(made: Swarm, node: NodeProcess, *reasons: str) -> None:
     peer = made.running(node).peer
 
     def lost() -> bool:
-        return any(e["peer"] == peer and e["reason"].startswith(reason) for e in made.events(made.nodes[0], "lost"))
+        return any(e["peer"] == peer and e["reason"].startswith(reasons) for e in made.events(made.nodes[0], "lost"))
 
     wait_for(f"{node.name} is lost", lost, LIMIT_S, made.situation)
 

@@ -1,5 +1,5 @@
 """A donor of state dies while a newcomer downloads over slow links: another one takes its place, also where the newcomer is
-killed and comes back; nobody trains on a mixed state. With none and one other donor: tests/conformance/test_catch_up.py."""
+killed and comes back; nobody trains on a mixed state. With none: tests/conformance/test_catch_up.py."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ STRIKES: tuple[Callable[[Crowd, NodeProcess], None], ...] = (killed, frozen, cut
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("others", [3])
+@pytest.mark.parametrize("others", [1, 3])
 @pytest.mark.timeout(420)
 def test_a_donor_dies_during_the_download(tmp_path: Path, others: int) -> None:
     """One after the other, so that each time as many others are there: one donor is killed, one frozen, one cut off; then a

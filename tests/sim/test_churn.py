@@ -12,7 +12,7 @@ from node.sim.churn import DISTURBANCES, KINDS, live_through
 from node.sim.machine import BrokenError
 
 SEEDS = range(24)
-MORE_SEEDS = range(1000, 1200)
+MORE_SEEDS = range(1000, 1250)
 MAX_TOLD = 5
 
 

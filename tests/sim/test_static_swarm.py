@@ -18,7 +18,7 @@ from node.sim.trial import Trial, replay_command, run_seed
 from protocol.plain import to_plain
 
 SEEDS = range(110)
-MORE_SEEDS = range(1000, 1300)
+MORE_SEEDS = range(1000, 1600)
 MAX_TOLD = 5
 
 
@@ -36,7 +36,6 @@ def live_through(seeds: range, tally: Counter[str]) -> Counter[str]:
         mine.update({f"fired {outcome.fired}": 1, f"then {outcome.verdict}": 1})
         mine.update(outcome.counts)
     tally.update(mine)
-    assert mine["then nobody to strike"] <= len(seeds) // 50, "too many faults could not strike"
     told = "\n".join(broken[:MAX_TOLD])
     assert not broken, f"{len(broken)} of {len(seeds)} seeds broke:\n{told}"
     return mine
@@ -57,7 +56,8 @@ def test_static_swarms(tally: Counter[str]) -> None:
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_more_static_swarms(tally: Counter[str]) -> None:
-    live_through(MORE_SEEDS, tally)
+    counts = live_through(MORE_SEEDS, tally)
+    assert counts["then stopped"], "no seed after which the swarm stopped: a stage lost for good, without a policy"
 
 
 def test_the_seed_is_all_that_a_run_depends_on() -> None:

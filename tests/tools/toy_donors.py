@@ -168,12 +168,6 @@ class ToyDonor:
             raise NotHeldError(self.peer, "does not hold that")
         return await self._bring("gradient", StateRange(self.training.facts(age), kept[first : first + count].tobytes()))
 
-    async def weights_range(self, stage: int, state_id: str, first: int, count: int) -> StateRange:
-        raise NotHeldError(self.peer, "gives whole states only")
-
-    async def mixed_range(self, stage: int, state_id: str, first: int, count: int) -> StateRange:
-        raise NotHeldError(self.peer, "mixes nothing")
-
     async def _bring(self, what: str, found: StateRange) -> StateRange:
         self.num_calls += 1
         self.calls[what] += 1

@@ -118,7 +118,12 @@ def test_a_newcomer_goes_where_the_run_is_slowest() -> None:
     for stage, seconds in ((0, 0.1), (1, 0.3), (2, 0.2)):
         members.speeds.measured(stage, chain.active(stage)[0].member, seconds)
     members.on_wish(wish())
-    assert members.changes(1.0).joins[0].stage == 1
+    changes = members.changes(1.0)
+    assert changes.joins[0].stage == 1
+    [why] = changes.notes
+    assert (why.type, why.fields["stage"], why.fields["peer"], why.fields["asked"]) == ("placed", 1, "new", -1)
+    assert why.fields["per_second"] == pytest.approx([10.0, 1 / 0.3, 5.0], abs=1e-3)
+    assert why.fields["replicas"] == [1, 1, 1]
 
 
 def test_several_newcomers_are_spread_and_those_without_room_wait() -> None:

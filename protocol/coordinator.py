@@ -37,8 +37,8 @@ from protocol.messages import (
 from protocol.opening import opening
 from protocol.poll import Polls
 from protocol.proposal import Proposal
-from protocol.records import Commit, Rebuild, Record, Roster, Share
-from protocol.recovery import Next, Recovery
+from protocol.records import Commit, Record, Roster, Share
+from protocol.recovery import Recovery
 from protocol.takeover import Succession
 from protocol.view import View
 
@@ -71,7 +71,8 @@ class Coordinator:
         self._voids = 0
         self._void_reason = ""
         self._reopen_at = 0.0
-        self._gone: Member | None = None
+        self.has_left = False
+        """This node has left the roster in order; somebody else will take over."""
         self._told_at: dict[PeerId, float] = {}
         self._asked_at: dict[PeerId, float] = {}
         self._out: list[Command] = []
@@ -298,11 +299,6 @@ class Coordinator:
         """When the voters were first asked for what no quorum of them holds yet; None if nothing is open."""
         return self._proposal.opened_at if self._proposal else None
 
-    @property
-    def has_left(self) -> bool:
-        """This node has left the roster in order; somebody else will take over."""
-        return self._me == self._gone
-
     def _begin(self, now: float) -> None:
         step = self._chain.step
         finished = step >= self._manifest.last_step or self._orders["stop"]
@@ -328,11 +324,12 @@ class Coordinator:
 
     def _train(self, now: float) -> None:
         step, lost = self._chain.step, self.recovery.next(now)
-        if lost.record:
-            self._note_rebuild(lost, now)
-            self._propose(lost.record, (), now)
-        elif lost.sentence:
+        if lost.sentence:
             self.herald.stand("waiting", lost.sentence, now)
+            if lost.record:
+                for seating in lost.record.joins:
+                    self.members.gathering.leave(seating.member)
+                self._propose(lost.record, (), now)
         elif self.members.handing_over():
             which = ", ".join(map(str, self.members.handing_over()))
             self.herald.stand("waiting", f"waiting: stage {which} is handed over by a node that leaves", now)
@@ -344,13 +341,6 @@ class Coordinator:
                 self.herald.stand("training", f"step {step + 1}: {why}", now)
             else:
                 self._open_step(now)
-
-    def _note_rebuild(self, lost: Next, now: float) -> None:
-        assert lost.record, "only a decision is told of"
-        if isinstance(lost.record, Rebuild):
-            self.herald.stand("waiting", f"stage {lost.record.stage} is lost and will be {lost.sentence}", now)
-        for seating in lost.record.joins if isinstance(lost.record, Rebuild | Roster) else ():
-            self.members.gathering.leave(seating.member)
 
     def _gather(self, now: float) -> None:
         gathered = self.members.gathering.seat()
@@ -411,8 +401,7 @@ class Coordinator:
         before = [m.peer for m in self._chain.members()]
         joined = [] if isinstance(proposal.record, Commit) else [s.member.peer for s in proposal.record.joins]
         if isinstance(proposal.record, Roster) and self._me in self.members.leaving:
-            leaves = {x.member for x in proposal.record.leaves}
-            self._gone = self._me if self._me in leaves else None
+            self.has_left = self._me in {seating.member for seating in proposal.record.leaves}
         if isinstance(proposal.record, Commit):
             self.ledger, self._attempt, self._voids, self._void_reason = None, self._first_attempt, 0, ""
         for peer in dict.fromkeys([*before, *joined]):

@@ -16,7 +16,7 @@ from protocol.manifest import Manifest
 from protocol.membership import Membership
 from protocol.messages import Learning, Wish
 from protocol.recipes import recipe, weights_of
-from protocol.records import Rebuild, Record, Roster, Seating
+from protocol.records import Rebuild, Roster, Seating
 from protocol.sizes import fits
 from protocol.view import View
 
@@ -26,7 +26,7 @@ class Next:
     """What to decide now, or (without a record) what is waited for. No sentence: every stage has its state."""
 
     sentence: str = ""
-    record: Record | None = None
+    record: Rebuild | Roster | None = None
 
 
 class Recovery:
@@ -75,7 +75,8 @@ class Recovery:
             return self._rebuild(stage, hollow, [s.member for s in being_made])
         returned = self._returned(stage)
         if returned:
-            return Next("", self._seat_again(stage, returned))
+            sentence = f"stage {stage} goes on at {returned.member.peer[-8:]}, which is back with its state"
+            return Next(sentence, self._seat_again(stage, returned))
         lost = f"waiting: stage {stage} has no holder since step {self._chain.step}"
         if self._manifest.recovery.policy == "none":
             return Next(lost)
@@ -117,7 +118,7 @@ class Recovery:
         record = Rebuild(
             chain.head, chain.step, stage, generation, made.sources, joins, choose_voters([*kept, *joins], self._me)
         )
-        return Next(made.sentence, record)
+        return Next(f"stage {stage} is lost and will be {made.sentence}", record)
 
     def _newcomer(self, stage: int, now: float) -> Member | None:
         """A node without a seat, those first that asked for this stage; a replica that its stage can spare; a neighbour."""

@@ -21,6 +21,7 @@ from protocol.manifest import Manifest
 from protocol.messages import AppliedReport, Learning, Wish
 from protocol.placement import Placement, is_copy, wanted_copies
 from protocol.records import Roster, Seating
+from protocol.sizes import fits
 from protocol.speeds import Speeds
 from protocol.takeover import ranks
 
@@ -242,14 +243,23 @@ class Membership:
         for stage in self.handing_over():
             if any(s.role == "learner" for s in self._chain.seated(stage)):
                 continue
-            seated = {m.peer for m in self._chain.members()}
-            spares = [w.member for w in self.gathering.wishes.values() if w.member.peer not in seated]
             counts = Counter(s.member for s in self._chain.seatings if s.member not in self.leaving)
             taken = [s.member for s in joins]
-            heirs = [m for m in (*spares, *sorted(counts, key=lambda m: (counts[m], m))) if m not in taken]
+            heirs = [m for m in (*self.spares(stage), *sorted(counts, key=lambda m: (counts[m], m))) if m not in taken]
             if heirs:
                 joins.append(self._learner(stage, heirs[0]))
         return Changes(tuple(joins))
+
+    def spares(self, stage: int) -> list[Member]:
+        """Nodes without a seat whose memory suffices for the stage; those first that asked for it, then those that asked for
+        none."""
+        seated = {m.peer for m in self._chain.members()}
+        able = [
+            w
+            for w in self.gathering.wishes.values()
+            if w.member.peer not in seated and (w.stage == stage or fits(self._manifest, stage, w.memory_bytes))
+        ]
+        return [w.member for w in sorted(able, key=lambda w: (w.stage != stage, w.stage >= 0, w.member))]
 
     def handing_over(self) -> list[int]:
         """Stages whose only holders want to go: no step is opened until somebody else holds them."""

@@ -17,7 +17,6 @@ from protocol.membership import Membership
 from protocol.messages import Learning, Wish
 from protocol.recipes import recipe, weights_of
 from protocol.records import Rebuild, Roster, Seating
-from protocol.sizes import fits
 from protocol.view import View
 
 
@@ -122,11 +121,9 @@ class Recovery:
 
     def _newcomer(self, stage: int, now: float) -> Member | None:
         """A node without a seat, those first that asked for this stage; a replica that its stage can spare; a neighbour."""
-        seated = {m.peer for m in self._chain.members()}
-        spares = [w for w in self._members.gathering.wishes.values() if w.member.peer not in seated]
-        able = [w for w in spares if w.stage == stage or fits(self._manifest, stage, w.memory_bytes)]
-        if able:
-            return min(able, key=lambda w: (w.stage != stage, w.stage >= 0, w.member)).member
+        spares = self._members.spares(stage)
+        if spares:
+            return spares[0]
         spared = self._spared()
         if spared:
             return spared

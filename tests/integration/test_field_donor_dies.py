@@ -59,20 +59,21 @@ def launch(made: Swarm, stack: ExitStack, replicas: int) -> Crowd:
     return crowd
 
 
-def comes(crowd: Crowd, stack: ExitStack, name: str, donor: NodeProcess) -> NodeProcess:
-    """A newcomer, in the middle of its download from this donor."""
-    link = crowd.links[donor.name]
+def comes(crowd: Crowd, stack: ExitStack, name: str, donors: list[NodeProcess]) -> tuple[NodeProcess, NodeProcess]:
+    """A newcomer in the middle of its download, and one of these that it is downloading from: of four donors the last one may
+    have the small rest only."""
+    before = {donor.name: crowd.links[donor.name].counts().bytes["back"] for donor in donors}
     newcomer = crowd.come(name, "--stage", "1", *crowd.far(stack, name, SLOW))
-    crowd.made.running(newcomer)
-    peer, before = crowd.made.running(newcomer).peer, link.counts().bytes["back"]
+    peer = crowd.made.running(newcomer).peer
 
-    def downloads() -> bool:
-        return link.counts().bytes["back"] - before > BEGUN_BYTES
+    def busy() -> NodeProcess | None:
+        came = {donor.name: crowd.links[donor.name].counts().bytes["back"] - before[donor.name] for donor in donors}
+        return next((donor for donor in donors if came[donor.name] > BEGUN_BYTES), None)
 
-    wait_for(f"{name} downloads from {donor.name}", downloads, LIMIT_S, crowd.situation)
+    donor: NodeProcess = wait_for(f"{name} downloads", busy, LIMIT_S, crowd.situation)
     assert not crowd.made.events(newcomer, "transfer"), "it has not got all yet"
     assert all(row["role"] == "learner" for row in crowd.made.status(newcomer)["roster"] if row["peer"] == peer)
-    return newcomer
+    return newcomer, donor
 
 
 def is_in(crowd: Crowd, newcomer: NodeProcess) -> None:
@@ -113,14 +114,14 @@ def test_a_donor_dies_during_the_download(tmp_path: Path, others: int) -> None:
         crowd = launch(made, stack, 1 + others)
         donors = made.nodes[1:]
         for strike in STRIKES:
-            donor = donors.pop(0)
-            newcomer = comes(crowd, stack, f"while_{strike.__name__}", donor)
+            newcomer, donor = comes(crowd, stack, f"while_{strike.__name__}", donors)
+            donors.remove(donor)
             strike(crowd, donor)
             is_in(crowd, newcomer)
             donors.append(newcomer)
             if strike is frozen:
                 donor.send(signal.SIGKILL)
-        newcomer = comes(crowd, stack, "killed_itself", donors[0])
+        newcomer, _ = comes(crowd, stack, "killed_itself", donors)
         crowd.kill(newcomer)
         again = crowd.come(newcomer.name, "--stage", "1", *crowd.far(stack, newcomer.name, SLOW))
         is_in(crowd, again)

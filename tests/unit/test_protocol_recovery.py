@@ -359,6 +359,16 @@ def test_the_last_holder_hands_its_stage_to_a_spare_and_then_goes() -> None:
     assert [s.member for s in members.changes(5.0).leaves] == [leaver]
 
 
+def test_a_spare_without_the_memory_inherits_nothing() -> None:
+    manifest = a_run()
+    chain = a_chain(manifest)
+    members = Membership(manifest, chain)
+    members.on_leave(Member("p2.0", 1), "test", 1.0)
+    members.on_wish(Wish(Member("tiny", 1), -1, "n", "x:1", 1))
+    assert members.spares(2) == []
+    assert members.changes(2.0).joins[0].member == LEAD, "a member takes it instead"
+
+
 def test_without_a_spare_a_neighbour_parks_it_and_where_all_go_nobody_waits() -> None:
     manifest = a_run()
     chain = a_chain(manifest)

@@ -9,6 +9,8 @@ RUNTIME := $(VENV)/.runtime
 DEV := $(VENV)/.dev
 # Spinning OpenMP threads of several processes starve each other on a small machine.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest
+# Swarms of processes in one worker process, all else in another one (tests/conftest.py).
+SIDE_BY_SIDE := -n 2 --dist loadgroup
 PROTOC := $(PY) -m grpc_tools.protoc -I node/transport=proto
 ARGS ?=
 
@@ -38,10 +40,10 @@ demo: $(RUNTIME)  ## train the tiny preset in a local swarm of five processes (A
 	@$(BIN)/regrow demo $(ARGS)
 
 test: lint  ## lint and every test that is not marked full (up to 8 minutes)
-	@$(PYTEST) -m "not full" $(ARGS)
+	@$(PYTEST) $(SIDE_BY_SIDE) -m "not full" $(ARGS)
 
 test-full: lint  ## lint and every test (up to 35 minutes)
-	@$(PYTEST) $(ARGS)
+	@$(PYTEST) $(SIDE_BY_SIDE) $(ARGS)
 
 bench: $(DEV)  ## tokens/s of a swarm against a plain loop; the last line is JSON
 	@$(PY) -m tests.bench $(ARGS)

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import psutil
@@ -32,13 +33,20 @@ SEED = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    seed = int(os.environ.get(SEED_VARIABLE) or DEFAULT_SEED)
+    told = getattr(config, "workerinput", {}).get("seed")
+    seed = int(told or os.environ.get(SEED_VARIABLE) or DEFAULT_SEED)
     config.stash[SEED] = seed
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = seed
     hypothesis.settings.register_profile("regrow", deadline=None, database=None)
     hypothesis.settings.load_profile("regrow")
     _clean_environment()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """A worker process is about to be started; its environment is cleaned already."""
+    node.workerinput["seed"] = node.config.stash[SEED]
 
 
 def _clean_environment() -> None:
@@ -60,6 +68,7 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 
 # --- what runs where
+# Two worker processes (Makefile): swarms of processes run one after the other in one of them, all else meanwhile in the other.
 
 
 def has_gpu() -> bool:
@@ -68,8 +77,10 @@ def has_gpu() -> bool:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if item.nodeid.startswith(STARTS_PROCESSES):
+        starts_processes = item.nodeid.startswith(STARTS_PROCESSES)
+        if starts_processes:
             item.add_marker(pytest.mark.usefixtures("no_orphans"))
+        item.add_marker(pytest.mark.xdist_group("swarms" if starts_processes else item.nodeid.partition("::")[0]))
     if not has_gpu():
         left_out = [item for item in items if item.get_closest_marker("gpu")]
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]

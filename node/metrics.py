@@ -21,7 +21,7 @@ from protocol.ids import PeerId, members_of
 from protocol.messages import Standing
 
 PHASES = ("starting", "waiting", "training", "evaluating", "paused", "finished", "leaving")
-ROLES = ("active", "passive", "learner")
+ROLES = ("active", "passive", "learner", "parked")
 WIRE_KINDS = frozenset({"control", "heartbeat", "forward", "backward", "evaluate", "reduce", "blob", "fetch"})
 OTHER = "other"
 STEP_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)

@@ -243,7 +243,7 @@ class Chain:
         return [s for s in self.seatings if s.stage == stage and s.role == "active"]
 
     def holders(self, stage: int) -> list[Seating]:
-        """Replicas with the stage's whole state: active ones first."""
+        """Replicas with the stage's whole state, kept ones among them: active ones first."""
         return [s for s in self.seatings if s.stage == stage and s.role != "learner"]
 
     def empty_stages(self) -> list[int]:

@@ -80,8 +80,8 @@ def open_misfit(step: OpenStep, me: PeerId, manifest: Manifest, chain: Chain) ->
 def _work_misfit(work: SeatWork, seating: Seating | None, num_microbatches: int) -> str:
     if seating is None or (seating.role, seating.generation) != (work.role, work.generation):
         return f"there is no {work.role} seat of stage {work.stage} (generation {work.generation}) here"
-    if work.role == "learner":
-        return f"a learner of stage {work.stage} has no part in a step"
+    if work.role in ("learner", "parked"):
+        return f"a {work.role} seat of stage {work.stage} has no part in a step"
     if work.role != "active" and work.microbatches:
         return f"a {work.role} replica of stage {work.stage} computes nothing"
     distinct = set(work.microbatches)

@@ -113,7 +113,10 @@ class Coordinator:
     def on_leave(self, member: Member, message: Leave, now: float) -> None:
         """A member wants to go in order: at the next boundary, and at once where a stage has to be handed over first."""
         self.members.on_leave(member, message.reason, now)
-        if self.ledger and self._proposal is None and self.members.handing_over():
+        if not self.members.handing_over():
+            return
+        self._out += self._polls.skip("a node that leaves hands over its stage")
+        if self.ledger and self._proposal is None:
             self._void(f"peer {member.peer[-8:]} leaves and hands over its stage", now)
 
     def on_learning(self, member: Member, message: Learning, now: float) -> None:
@@ -330,9 +333,8 @@ class Coordinator:
                 for seating in lost.record.joins:
                     self.members.gathering.leave(seating.member)
                 self._propose(lost.record, (), now)
-        elif self.members.handing_over():
-            which = ", ".join(map(str, self.members.handing_over()))
-            self.herald.stand("waiting", f"waiting: stage {which} is handed over by a node that leaves", now)
+        elif waits := self.members.waits(now):
+            self.herald.stand("waiting", waits, now)
         elif self._orders["pause"]:
             self.herald.stand("paused", f"paused by the organiser at step {step}", now)
         elif now >= self._reopen_at:
@@ -435,7 +437,7 @@ class Coordinator:
         plan = make_plan(self._manifest.batch.num_microbatches, peers, self._manifest.swapped, shares)
         self._attempt += 1
         self.members.learners.go_on(now)
-        seats = [chain.holders(stage) for stage in stages]
+        seats = [[s for s in chain.holders(stage) if s.role != "parked"] for stage in stages]
         step = chain.step + 1
         tokens = self._manifest.batch.tokens_per_microbatch
         self.ledger = Ledger(self.ballot, step, self._attempt, chain.head, plan, seats, tokens, now)

@@ -64,7 +64,9 @@ class Custody:
 
     def _change_role(self, seat: Seat, join: Seating) -> None:
         before, seat.state.role = seat.state.role, join.role
-        if before != join.role:
+        if join.role == "parked":
+            self._emit(Say(f"keeping stage {join.stage} as it is (parked) until a node comes that has room to compute it"))
+        elif before != join.role:
             self._emit(Say(f"holding stage {join.stage} ({join.role})"))
         alone = [s.member.peer for s in self._chain.active(join.stage)] == [self._me]
         if (before, join.role) == ("passive", "active") and alone:

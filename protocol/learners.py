@@ -13,6 +13,8 @@ PATIENCE = 0.1
 """A newcomer may hold up the run for this part of the time that it has been copying, once, and then not for ten times as long:
 so newcomers of any speed get in, and joining costs the run at most a tenth of its time."""
 LEAST_HEARTBEATS = 2.0
+UNKNOWN_S = 1e8
+"""Seconds left that mean that nothing comes at present."""
 
 
 @dataclass(slots=True)
@@ -25,6 +27,13 @@ class Learner:
     seconds_left: float = math.inf
     not_before: float = -math.inf
     """It has held up the run, and may not again before."""
+
+
+def coarse(seconds: float) -> str:
+    """A time for people, of which there are few different ones: each change of a sentence goes to everybody."""
+    unit, size = ("s", 1) if seconds < 60 else ("min", 60) if seconds < 3600 else ("h", 3600)
+    number = math.ceil(seconds / size)
+    return f"{number if number < 5 else -(-number // 5) * 5} {unit}"
 
 
 class Learners:
@@ -52,6 +61,12 @@ class Learners:
         """(stage, member, digest) of those that hold the newest state of their stage."""
         states = self._chain.state_ids
         return [(stage, m, x.digest) for (stage, m), x in self._known.items() if x.digest and x.state_id == states[stage]]
+
+    def progress(self, stage: int, member: Member) -> str:
+        """For people, after what is said of it; '' where nothing is known."""
+        learner = self._known.get((stage, member))
+        left = learner.seconds_left if learner else math.inf
+        return f" ({coarse(left)} left)" if left < UNKNOWN_S else ""
 
     def hold(self, now: float) -> str:
         """Why the next step waits now; '' if it does not."""

@@ -14,14 +14,15 @@ from protocol.chain import Chain, choose_voters
 from protocol.commands import Note
 from protocol.digests import Digests
 from protocol.gathering import Gathering
+from protocol.heirs import Heirs
 from protocol.ids import Member, PeerId
-from protocol.learners import Learners
+from protocol.learners import Learners, coarse
 from protocol.losses import promotions
 from protocol.manifest import Manifest
 from protocol.messages import AppliedReport, Learning, Wish
 from protocol.placement import Placement, is_copy, wanted_copies
 from protocol.records import Roster, Seating
-from protocol.sizes import fits
+from protocol.sizes import fits, human_bytes, need_bytes, state_bytes
 from protocol.speeds import Speeds
 from protocol.takeover import ranks
 
@@ -64,6 +65,7 @@ class Membership:
         self.gathering = Gathering(manifest)
         self.speeds = Speeds()
         self.learners = Learners(chain, timing.heartbeat_s, timing.join_pause_s)
+        self.heirs = Heirs(manifest, chain)
         self.digests = Digests(chain)
         self.leaving: dict[Member, tuple[float, str]] = {}
         """Since when, and why."""
@@ -143,6 +145,7 @@ class Membership:
             self._leavers,
             self._raised,
             self._relieved,
+            self._unparked,
             self._handed_over,
             self._granted,
             self._moved,
@@ -187,7 +190,7 @@ class Membership:
             seating, right = roles[stage, member], self.digests.believed(stage, self._chain.state_ids[stage])
             if right in ("", digest):
                 self.digests.forget(stage, member)
-                joins.append(replace(seating, role="active" if stage in self.handing_over() and stage else "passive"))
+                joins.append(replace(seating, role=self.heirs.role(seating, self.leaving)))
             else:
                 self.strike(member.peer)
                 leaves.append(seating)
@@ -237,18 +240,48 @@ class Membership:
             return Changes((), (shared[0],))
         return Changes()
 
+    def _unparked(self, _now: float) -> Changes:
+        """A kept stage is computed where it is as soon as there is room, and no longer kept where somebody else computes it."""
+        kept = [s for s in self._chain.seatings if s.role == "parked" and self._chain.active(s.stage)]
+        joins = () if kept else tuple(replace(s, role="active") for s in self.heirs.unparked()[:1])
+        return Changes(joins, tuple(kept))
+
     def _handed_over(self, _now: float) -> Changes:
-        """The only holder of a stage wants to go: somebody else copies its state, a spare or whoever has fewest seats."""
-        joins: list[Seating] = []
+        """The only holder of a stage wants to go: somebody else copies its state. One heir each time: each has room for one."""
         for stage in self.handing_over():
-            if any(s.role == "learner" for s in self._chain.seated(stage)):
-                continue
-            counts = Counter(s.member for s in self._chain.seatings if s.member not in self.leaving)
-            taken = [s.member for s in joins]
-            heirs = [m for m in (*self.spares(stage), *sorted(counts, key=lambda m: (counts[m], m))) if m not in taken]
-            if heirs:
-                joins.append(self._learner(stage, heirs[0]))
-        return Changes(tuple(joins))
+            heir = None
+            if all(s.role != "learner" for s in self._chain.seated(stage)):
+                heir = self.heirs.choose(stage, self.spares(stage), self.leaving)
+            if heir:
+                return Changes((self._learner(stage, heir),))
+        return Changes()
+
+    def waits(self, now: float) -> str:
+        """Why no step can be opened though every stage has its state: some are handed over, or kept by a node that cannot
+        compute them. '' if nothing of the kind."""
+        handed = self.handing_over()
+        told = [self._handover(stage, now) for stage in handed]
+        told += [self._parking(stage) for stage in self.heirs.parked() if stage not in handed]
+        return "waiting: " + "; ".join(told) if told else ""
+
+    def _handover(self, stage: int, now: float) -> str:
+        heir = next((s.member for s in self._chain.seated(stage) if s.role == "learner"), None)
+        since = min((self.leaving[s.member][0] for s in self._chain.holders(stage)), default=now)
+        left = max(0.0, since + self._manifest.timing.leave_notice_s - now)
+        what = f"stage {stage} is handed over by a node that leaves"
+        if heir is None:
+            size = human_bytes(state_bytes(self._manifest, stage))
+            return f"{what}, and no other has room for its {size}"
+        return f"{what}, to {heir.peer[-8:]}{self.learners.progress(stage, heir)}, which has {coarse(left)} for it"
+
+    def _parking(self, stage: int) -> str:
+        row = self._chain.seated(stage)
+        where = ", ".join(s.member.peer[-8:] for s in row if s.role == "parked")
+        what, heir = f"stage {stage} is parked at {where}", next((s.member for s in row if s.role == "learner"), None)
+        if heir:
+            return f"{what}, from where {heir.peer[-8:]} copies it{self.learners.progress(stage, heir)}"
+        need = human_bytes(need_bytes(self._manifest, stage))
+        return f"{what}, which has no room to compute it, until a node with >= {need} joins"
 
     def spares(self, stage: int) -> list[Member]:
         """Nodes without a seat whose memory suffices for the stage; those first that asked for it, then those that asked for

@@ -38,7 +38,7 @@ def copy_candidates(rows: Sequence[Sequence[Member]]) -> list[Member]:
 
 def is_copy(seating: Seating, chain: Chain) -> bool:
     """Is it a copy of the embedding on a node that serves a block stage? Others at stage 0 are there to compute."""
-    if seating.stage or seating.role == "active":
+    if seating.stage or seating.role in ("active", "parked"):
         return False
     return any(s.member == seating.member and s.stage for s in chain.seatings)
 
@@ -60,7 +60,7 @@ class Placement:
     def _serving(self, stage: int, more: Sequence[Seating]) -> list[Seating]:
         """Who computes, or will."""
         seated = [*self._chain.seated(stage), *(s for s in more if s.stage == stage)]
-        return [s for s in seated if not is_copy(s, self._chain)]
+        return [s for s in seated if s.role != "parked" and not is_copy(s, self._chain)]
 
     def _has_room(self, stage: int, more: Sequence[Seating]) -> bool:
         serving = self._serving(stage, more)

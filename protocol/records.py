@@ -11,7 +11,8 @@ from typing import Literal
 
 from protocol.ids import NO_BALLOT, Ballot, Member, RecordId, StateId, hash_of
 
-Role = Literal["active", "passive", "learner"]
+Role = Literal["active", "passive", "learner", "parked"]
+"""`parked`: keeps the exact state of a stage that nobody computes, and has no part in steps."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protocol.chain import Chain, choose_voters
-from protocol.ids import Member, PeerId
+from protocol.ids import Member
 from protocol.manifest import Manifest
 from protocol.membership import Membership
 from protocol.messages import Learning, Wish
@@ -32,8 +32,7 @@ class Recovery:
     """See the module. Looks at the chain; keeps what members said about stages that they were to make."""
 
     def __init__(self, manifest: Manifest, me: Member, chain: Chain, view: View, members: Membership) -> None:
-        self.memory: dict[PeerId, int] = {}
-        """Bytes that each node lets the run use; 0 or missing = not known."""
+        self.memory = members.heirs.memory
         self._manifest, self._me, self._chain, self._view, self._members = manifest, me, chain, view, members
         self._made: set[tuple[int, Member, str]] = set()
         self._since: dict[int, float] = {}
@@ -60,10 +59,10 @@ class Recovery:
         return Next("; ".join(waits))
 
     def _is_whole(self, stage: int) -> bool:
-        active = self._chain.active(stage)
+        holders = self._chain.holders(stage)
         if stage not in self._chain.rebuilds:
-            return bool(active)
-        return any((stage, s.member, self._chain.state_ids[stage]) in self._made for s in active)
+            return bool(holders)
+        return any((stage, s.member, self._chain.state_ids[stage]) in self._made for s in holders)
 
     def _about(self, stage: int, hollow: Sequence[int], now: float) -> Next:
         being_made = self._chain.active(stage)
@@ -145,7 +144,5 @@ class Recovery:
         for s in self._chain.seatings:
             if s.role == "active" and not self._view.lapsed(s.member.peer, self._since[stage]):
                 seats.setdefault(s.member, []).append(s.stage)
-        if not seats:
-            return None
-        near = {m: min(abs(x - stage) for x in held) for m, held in seats.items()}
-        return min(seats, key=lambda m: (len(seats[m]), -self.memory.get(m.peer, 0), near[m], m))
+        able = [m for m in seats if self._members.heirs.can_compute(stage, m)]
+        return min(able, key=lambda m: self._members.heirs.burden(stage, m), default=None)

@@ -17,7 +17,7 @@ def snapshot(state: NodeState, now: float) -> dict[str, Any]:
         "peer": config.member.peer,
         "incarnation": config.member.incarnation,
         "name": config.name,
-        "phase": state.phase,
+        "phase": "leaving" if state.departure.is_on else state.phase,
         "sentence": state.sentence,
         "step": chain.step,
         "last_step": config.manifest.last_step,

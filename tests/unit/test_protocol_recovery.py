@@ -366,15 +366,15 @@ def test_a_spare_without_the_memory_inherits_nothing() -> None:
     members.on_leave(Member("p2.0", 1), "test", 1.0)
     members.on_wish(Wish(Member("tiny", 1), -1, "n", "x:1", 1))
     assert members.spares(2) == []
-    assert members.changes(2.0).joins[0].member == LEAD, "a member takes it instead"
+    assert members.changes(2.0).joins[0].member.peer == "p1.0", "the nearest member takes it instead"
 
 
-def test_without_a_spare_a_neighbour_parks_it_and_where_all_go_nobody_waits() -> None:
+def test_without_a_spare_a_neighbour_takes_it_too_and_where_all_go_nobody_waits() -> None:
     manifest = a_run()
     chain = a_chain(manifest)
     members = Membership(manifest, chain)
     members.on_leave(Member("p2.0", 1), "test", 1.0)
-    assert members.changes(2.0).joins[0].member == LEAD
+    assert members.changes(2.0).joins[0].member.peer == "p1.0"
     for member in chain.members():
         members.on_leave(member, "test", 3.0)
     assert len(members.changes(3.0).leaves) == len(chain.seatings)

@@ -1,0 +1,167 @@
+"""The last holder of a stage goes in order: who takes it, who only keeps it, and what the run waits for meanwhile."""
+
+from __future__ import annotations
+
+from protocol.chain import Chain
+from protocol.ids import Member
+from protocol.manifest import Manifest
+from protocol.membership import Membership
+from protocol.messages import Kept, Learning, Wish
+from protocol.records import Roster, Seating
+from protocol.recovery import Next, Recovery
+from protocol.sizes import PROCESS_BYTES, need_bytes, seat_bytes, state_bytes
+from protocol.view import View
+from tests.tools.core import BALLOT, LEAD
+from tests.unit.test_protocol_members import a_chain as a_plain_chain
+from tests.unit.test_protocol_members import apply
+from tests.unit.test_protocol_recovery import a_run
+
+LEAVER = Member("p2.0", 1)
+NEW = Member("new", 1)
+OTHERS = ("lead", "p1.0", "p3.0", "p4.0")
+
+
+class Leaving:
+    """A run of which the last holder of S2 goes, while each of the others has `beside` bytes beside its own seat."""
+
+    def __init__(self, beside: int, manifest: Manifest | None = None, *more: Seating) -> None:
+        self.manifest = manifest or a_run()
+        self.chain: Chain = a_plain_chain(self.manifest, *more)
+        self.members = Membership(self.manifest, self.chain)
+        self.recovery = Recovery(self.manifest, LEAD, self.chain, View(1.0), self.members)
+        self.now = 10.0
+        for seating in self.chain.seatings:
+            self.members.heirs.memory[seating.member.peer] = need_bytes(self.manifest, seating.stage) + beside
+        self.members.on_leave(LEAVER, "test", self.now)
+
+    def decide(self) -> list[Seating]:
+        """What the next Roster seats; it is decided."""
+        changes = self.members.changes(self.now)
+        assert changes, self.members.waits(self.now)
+        for seating in changes.joins:
+            self.members.gathering.leave(seating.member)
+        apply(self.chain, changes, self.members)
+        self.now += 1.0
+        return list(changes.joins)
+
+    def learned(self, member: Member, stage: int = 2) -> None:
+        self.members.on_learning(member, Learning(BALLOT, stage, self.chain.state_ids[stage], "d", 0.0), self.now)
+
+    def parked(self, at: str = "p1.0") -> None:
+        """Until S2 is parked there, and its leaver gone."""
+        assert self.decide() == [Seating(2, Member(at, 1), "learner")]
+        self.learned(Member(at, 1))
+        assert self.decide() == [Seating(2, Member(at, 1), "parked")]
+        assert self.decide() == []
+        assert [s.role for s in self.chain.seated(2)] == ["parked"]
+
+
+def room_for(what: str) -> int:
+    manifest = a_run()
+    return {"nothing": 0, "keeping": state_bytes(manifest, 2), "computing": seat_bytes(manifest, 2)}[what]
+
+
+def test_a_neighbour_with_room_computes_it() -> None:
+    run = Leaving(room_for("computing"))
+    assert run.decide() == [Seating(2, Member("p1.0", 1), "learner")]
+    assert "handed over by a node that leaves, to p1.0, which has 120 s for it" in run.members.waits(10.0).replace(
+        "2 min", "120 s"
+    )
+    run.learned(Member("p1.0", 1))
+    assert run.decide() == [Seating(2, Member("p1.0", 1), "active")]
+    assert run.decide() == []
+    assert not run.members.waits(run.now)
+
+
+def test_who_has_room_to_compute_it_comes_before_a_nearer_one_that_can_only_keep_it() -> None:
+    run = Leaving(room_for("keeping"))
+    run.members.heirs.memory["p4.0"] += seat_bytes(run.manifest, 2)
+    assert run.decide() == [Seating(2, Member("p4.0", 1), "learner")]
+
+
+def test_a_replica_that_its_stage_can_spare_comes_first() -> None:
+    run = Leaving(room_for("computing"), None, Seating(4, Member("extra", 1), "active"))
+    assert run.decide() == [Seating(2, Member("extra", 1), "learner")]
+    pinned = Leaving(room_for("computing"), None, Seating(4, Member("extra", 1), "active", pinned=True))
+    assert pinned.decide() == [Seating(2, Member("p4.0", 1), "learner")], "the other one of S4 is not pinned"
+
+
+def test_where_nobody_can_compute_it_a_neighbour_parks_it_and_the_run_waits() -> None:
+    run = Leaving(room_for("keeping"))
+    run.parked()
+    assert LEAVER not in run.chain.members()
+    assert run.recovery.next(run.now) == Next(), "nothing is lost"
+    assert "stage 2 is parked at p1.0, which has no room to compute it, until a node with >=" in run.members.waits(run.now)
+    run.now = 1e6
+    assert not run.members.changes(run.now)
+    assert run.members.waits(run.now)
+
+
+def test_a_parked_stage_goes_on_at_a_newcomer_that_copies_it() -> None:
+    run = Leaving(room_for("keeping"))
+    run.parked()
+    run.members.on_wish(Wish(Member("tiny", 1), -1, "n", "x:1", PROCESS_BYTES))
+    assert not run.members.changes(run.now), "it has no room either"
+    run.members.on_wish(Wish(NEW, -1, "n", "x:1", need_bytes(run.manifest, 2)))
+    assert run.decide() == [Seating(2, NEW, "learner")]
+    assert "from where new copies it" in run.members.waits(run.now)
+    run.learned(NEW)
+    assert run.decide() == [Seating(2, NEW, "active")], "nobody computes it: there is no sibling to compare with"
+    assert run.decide() == []
+    assert run.chain.seated(2) == [Seating(2, NEW, "active")], "it is kept no longer"
+    assert not run.members.waits(run.now)
+
+
+def test_a_parked_stage_is_computed_where_it_is_as_soon_as_there_is_room() -> None:
+    run = Leaving(room_for("keeping"))
+    run.parked()
+    run.members.heirs.memory["p1.0"] = 0
+    assert not run.members.changes(run.now), "whose room is not known: not before somebody comes"
+    run.members.heirs.memory["p1.0"] = need_bytes(run.manifest, 1) + room_for("computing")
+    assert run.decide() == [Seating(2, Member("p1.0", 1), "active")]
+
+
+def test_who_keeps_a_stage_and_goes_hands_it_on() -> None:
+    run = Leaving(room_for("keeping"))
+    run.parked()
+    run.members.on_leave(Member("p1.0", 1), "test", run.now)
+    assert run.members.handing_over() == [1, 2]
+    heirs = run.decide() + run.decide()
+    assert {(s.stage, s.role) for s in heirs} == {(1, "learner"), (2, "learner")}
+    assert len({s.member for s in heirs}) == 2, "each has room for one"
+
+
+def test_a_stage_that_is_kept_by_one_that_dies_is_lost() -> None:
+    run = Leaving(room_for("keeping"))
+    run.parked()
+    gone = tuple(s for s in run.chain.seatings if s.member.peer == "p1.0")
+    run.chain.append(Roster(run.chain.head, 1, (), gone, (LEAD,)), ())
+    assert "stage 1 has no holder" in run.recovery.next(run.now).sentence
+    assert "stage 2 has no holder" in run.recovery.next(run.now).sentence
+
+
+def test_without_room_for_the_state_the_leaver_is_told_so() -> None:
+    run = Leaving(room_for("nothing"))
+    assert not run.members.changes(run.now)
+    assert "no other has room for its" in run.members.waits(run.now)
+
+
+def test_a_parked_stage_is_a_source_for_a_lost_one() -> None:
+    run = Leaving(room_for("keeping"))
+    run.parked()
+    run.members.on_wish(Wish(NEW, -1, "n", "x:1", 0))
+    gone = tuple(s for s in run.chain.seatings if s.stage == 3)
+    run.chain.append(Roster(run.chain.head, 1, (), gone, (LEAD,)), ())
+    run.recovery.next(run.now)
+    record = run.recovery.next(run.now + 20.0).record
+    assert record is not None
+    assert [s.stage for s in record.sources] == [2, 4]  # type: ignore[union-attr]
+    assert run.chain.fits(record) == ""
+
+
+def test_a_holder_that_is_back_is_not_asked_while_the_stage_is_kept() -> None:
+    run = Leaving(room_for("keeping"))
+    run.parked()
+    run.members.on_wish(Wish(LEAVER, 2, "n", "x:1", 0, (Kept(2, run.chain.state_ids[2], "d"),)))
+    assert run.recovery.next(run.now) == Next()
+    assert run.decide() == [Seating(2, LEAVER, "learner", pinned=True)]

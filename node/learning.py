@@ -3,8 +3,8 @@
 No donor pauses or keeps a copy. A range comes as of whatever state its donor holds at that moment; it is brought forward by
 the reduced gradients that donors keep for a few updates, or fetched anew. When all ranges are of the newest state, their digest
 must be the one that the donors tell for that state; only then the stage is `Learned`: nobody trains on a mixed state. What has
-come is kept, whoever fails. A `PeerError` sets its donor aside for a growing while; where none is left, the learner waits and
-asks again.
+come is kept, whoever fails. A donor is asked for the next ranges while one is still on its way (`node.pace`). A `PeerError`
+sets its donor aside for a growing while; where none is left, the learner waits and asks again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from node.pace import Pace
 from node.ports import (
+    BusyError,
     Clock,
     Donor,
     Donors,
@@ -27,7 +29,7 @@ from node.ports import (
     StateRange,
     Update,
 )
-from node.range_book import COPY_ELEMENTS, STATE_BYTES, Errand, RangeBook
+from node.range_book import COPY_ELEMENTS, STATE_BYTES, WEIGHT_BYTES, Errand, RangeBook
 from protocol.events import Learned, LearningGoesOn
 from protocol.ids import PeerId, StateId
 from protocol.messages import Contact
@@ -71,32 +73,24 @@ class Means:
     clock: Clock
     is_new: bool = False
     """The state is made here for the first time: nobody can tell its digest."""
+    state_bytes: int = STATE_BYTES
+    """Of an element that is fetched; weights without moments are of a state whose moments are zero."""
+    rank: Callable[[PeerId, int], int] = lambda _peer, _first: 0
+    """Which ranges a donor is asked for first: see `node.range_book.Rank`."""
 
 
 @dataclass(slots=True)
 class Tally:
     """What is known of a donor."""
 
-    num_bytes: int = 0
-    busy_s: float = 0.0
-    num_errands: int = 0
+    pace: Pace = field(default_factory=Pace)
     failures: int = 0
     """In a row."""
     mismatches: int = 0
     """How often a state that it had a part in had another digest than was told, since it had a part in a right one."""
     aside_until: float = -math.inf
-
-    @property
-    def rate(self) -> float:
-        """Bytes per second that it was asked in; 0 where nothing came yet."""
-        return self.num_bytes / self.busy_s if self.busy_s > 0 else 0.0
-
-    def brought(self, num_bytes: int, seconds: float) -> None:
-        """An errand to it went well."""
-        self.num_bytes += num_bytes
-        self.busy_s += max(seconds, 1e-6)
-        self.num_errands += 1
-        self.failures = 0
+    quiet_until: float = -math.inf
+    """It does not hold what was asked for yet."""
 
 
 @dataclass(slots=True)
@@ -134,7 +128,8 @@ class Learner:
     _reported_at: float = -math.inf
 
     def __post_init__(self) -> None:
-        self._book = RangeBook(self.num_elements, PATIENCE_HEARTBEATS * self.heartbeat_s, self.range_elements)
+        patience_s = PATIENCE_HEARTBEATS * self.heartbeat_s
+        self._book = RangeBook(self.num_elements, patience_s, self.range_elements, self.means.state_bytes)
         self._began = self.means.clock.monotonic()
 
     def wake(self) -> None:
@@ -164,12 +159,12 @@ class Learner:
 
     def _free(self) -> list[Contact]:
         """Who could be asked and is not; nobody who is less trustworthy than another one; those that failed and brought
-        least so far come first."""
+        least so far come first, else as they are listed."""
         now = self.means.clock.monotonic()
 
-        def order(contact: Contact) -> tuple[int, int, PeerId]:
+        def order(contact: Contact) -> tuple[int, int]:
             tally = self._tally(contact.peer)
-            return tally.failures, tally.num_bytes, contact.peer
+            return tally.failures, tally.pace.num_bytes
 
         free = [c for c in self._listed.values() if c.peer not in self._working and self._tally(c.peer).aside_until <= now]
         least = min((self._tally(peer).mismatches for peer in (*(c.peer for c in free), *self._working)), default=0)
@@ -179,36 +174,57 @@ class Learner:
         return self.tallies.setdefault(peer, Tally())
 
     async def _work(self, donor: Contact) -> None:
-        """Everything that one donor is asked for, over one connection."""
+        """Everything that one donor is asked for, over one connection, several ranges at a time."""
+        peer = donor.peer
         try:
-            async with self.means.donors.visit(donor) as source:
-                while self._listed.get(donor.peer) == donor and self._is_wanted(donor.peer):
-                    news, now = self._news, self.means.clock.monotonic()
-                    errand = self._book.take(self._lead, now, self._steal_after_s(donor.peer))
-                    if errand is None:
-                        await _wait(news, self.heartbeat_s / POLLS_PER_HEARTBEAT if self._book_is_taken() else self.heartbeat_s)
-                    elif not await self._do(errand, source, donor.peer):
-                        await _wait(self._news, self.heartbeat_s / POLLS_PER_HEARTBEAT)
-        except PeerError as error:
-            self._set_aside(donor.peer, error.reason)
+            async with self.means.donors.visit(donor) as source, asyncio.TaskGroup() as hands:
+                while self._listed.get(peer) == donor and self._is_wanted(peer):
+                    news = self._news
+                    errand = self._next_errand(peer)
+                    if errand:
+                        self._send_for(errand, source, hands)
+                    else:
+                        await _wait(news, self._look_after_s())
+        except* PeerError as errors:
+            self._set_aside(peer, _first_reason(errors))
         finally:
-            self._working.discard(donor.peer)
+            self._working.discard(peer)
             self.wake()
 
-    def _book_is_taken(self) -> bool:
-        return any(part.takers for part in self._book.parts)
+    def _send_for(self, errand: Errand, source: Donor, hands: asyncio.TaskGroup) -> None:
+        pace = self._tally(errand.peer).pace
+        pace.ask(self.means.clock.monotonic())
+
+        def done(_: asyncio.Task[None]) -> None:  # also of a task that was cancelled before it began
+            self._book.give_back(errand)
+            pace.end(self.means.clock.monotonic())
+            self.wake()
+
+        name = f"elements {errand.part.first} of stage {self.stage} from {errand.peer[-8:]}"
+        hands.create_task(self._do(errand, source), name=name).add_done_callback(done)
+
+    def _next_errand(self, peer: PeerId) -> Errand | None:
+        tally, now = self._tally(peer), self.means.clock.monotonic()
+        if not tally.pace.has_room or now < tally.quiet_until:
+            return None
+        rank = self.means.rank
+        return self._book.take(self._lead, now, self._steal_after_s(peer), peer, lambda first: rank(peer, first))
+
+    def _look_after_s(self) -> float:
+        """When to look for errands again though there was no news: soon where somebody may be late or have more."""
+        soon = any(part.takers or part.missing_since for part in self._book.parts)
+        return self.heartbeat_s / POLLS_PER_HEARTBEAT if soon else self.heartbeat_s
 
     def _steal_after_s(self, peer: PeerId) -> float:
-        tally = self._tally(peer)
-        return max(STEAL_S, STEAL_FACTOR * tally.busy_s / max(1, tally.num_errands))
+        return max(STEAL_S, STEAL_FACTOR * self._tally(peer).pace.answer_s)
 
     def _is_wanted(self, peer: PeerId) -> bool:
         """Is it to be asked on? Not if it is much slower than the fastest one, while somebody else could be asked."""
         mine, now = self._tally(peer), self.means.clock.monotonic()
         if mine.aside_until > now or (self._alone and len(self._working) > 1):
             return False
-        best = max(self._tally(p).rate for p in self._working)
-        if mine.num_errands < 2 or mine.rate * OUTPACED >= best or not self._free():
+        best = max(self._tally(p).pace.rate for p in self._working)
+        if mine.pace.num_answers < 2 or mine.pace.rate * OUTPACED >= best or not self._free():
             return True
         mine.aside_until = now + MAX_PAUSE_S
         return False
@@ -232,39 +248,46 @@ class Learner:
             self._leads[key] = self.means.syllabus.replays(self.stage, *key)
         return self._leads[key]
 
-    async def _do(self, errand: Errand, source: Donor, peer: PeerId) -> bool:
-        """Fetch what the errand asks for and put it in place; False where the donor does not hold it."""
-        part, replay, began = errand.part, errand.replay, self.means.clock.monotonic()
+    async def _do(self, errand: Errand, source: Donor) -> None:
+        """Fetch what the errand wants, and put it in place."""
+        tally = self._tally(errand.peer)
         try:
-            if replay is None:
-                found = await source.state_range(self.stage, part.first, part.count)
-            else:
-                found = await source.gradient_range(self.stage, replay.state_id, part.first, part.count)
-            seconds = self.means.clock.monotonic() - began
-            async with self._hands:
-                if not self._book.is_late(errand):
-                    await self._put(errand, found, peer)
+            found = await self._fetch(errand, source, tally)
         except NotHeldError:
-            if replay is None:
+            if errand.replay is None:
                 raise
-            self._book.miss(errand, self._lead, self.means.clock.monotonic())
-            return False
-        finally:
-            self._book.give_back(errand)
-        self._tally(peer).brought(errand.num_bytes, seconds)
+            now = self.means.clock.monotonic()
+            self._book.miss(errand, self._lead, now)
+            tally.quiet_until = now + self.heartbeat_s / POLLS_PER_HEARTBEAT
+            return
+        except BusyError:
+            if not tally.pace.yields():
+                raise
+            return
+        async with self._hands:
+            if not self._book.is_late(errand):
+                await self._put(errand, found)
         self._num_bytes += errand.num_bytes
-        self.wake()
-        return True
+        tally.failures = 0
 
-    async def _put(self, errand: Errand, found: StateRange, peer: PeerId) -> None:
-        part, replay, facts, data = errand.part, errand.replay, found.facts, memoryview(found.data).cast("B")
+    async def _fetch(self, errand: Errand, source: Donor, tally: Tally) -> StateRange:
+        part, replay, began = errand.part, errand.replay, self.means.clock.monotonic()
+        if replay is None:
+            found = await source.state_range(self.stage, part.first, part.count)
+        else:
+            found = await source.gradient_range(self.stage, replay.state_id, part.first, part.count)
+        tally.pace.answered(errand.num_bytes, self.means.clock.monotonic() - began)
+        return found
+
+    async def _put(self, errand: Errand, found: StateRange) -> None:
+        peer, part, replay, facts = errand.peer, errand.part, errand.replay, found.facts
+        data = memoryview(found.data).cast("B")
         if not facts.state_id or facts.optimizer_age < 0 or facts.lr_factor <= 0 or len(data) != errand.num_bytes:
             raise PeerError(peer, f"elements {part.first}+{part.count} of stage {self.stage} that are none")
         if replay is None:
-            third = len(data) // 3
-            await self.means.executor.adopt_range(
-                self.stage, part.first, data[:third], data[third : 2 * third], data[2 * third :]
-            )
+            size = len(data) * WEIGHT_BYTES // self.means.state_bytes
+            vectors = [data[at : at + size] for at in range(0, len(data), size)]
+            await self.means.executor.adopt_range(self.stage, part.first, *vectors)
             self.num_fetched += 1
         else:
             assert part.facts, "what is replayed is there"
@@ -332,9 +355,9 @@ class Learner:
         if self._learned == self.means.syllabus.head(self.stage) or now - self._reported_at < self.heartbeat_s:
             return
         self._reported_at = now
-        rate = sum(self._tally(peer).rate for peer in self._working)
+        rate = sum(self._tally(peer).pace.rate for peer in self._working)
         left = self._book.bytes_needed(self._lead) / rate if rate else NO_ESTIMATE_S
-        total = STATE_BYTES * self.num_elements
+        total = self.means.state_bytes * self.num_elements
         self.tell(LearningGoesOn(self.stage, self._num_bytes, total, min(left, NO_ESTIMATE_S), len(self._working)))
 
 
@@ -343,3 +366,9 @@ async def _wait(news: asyncio.Event, seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await news.wait()
+
+
+def _first_reason(errors: BaseExceptionGroup[PeerError]) -> str:
+    """Of what several requests ended with: they break together."""
+    first = errors.exceptions[0]
+    return first.reason if isinstance(first, PeerError) else _first_reason(first)

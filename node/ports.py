@@ -187,11 +187,9 @@ class StageExecutor(Protocol):
     async def blank(self, stage: int) -> SeatInfo:
         """A seat without state yet: all zero, age 0, no digest (''), for a learner that fills it range by range."""
 
-    async def adopt_range(
-        self, stage: int, first: int, weights: memoryview, exp_avg: memoryview, exp_avg_sq: memoryview
-    ) -> None:
-        """Put foreign elements (little-endian f32, finite) in place. `PeerError('', reason)` if they do not fit; nothing is
-        changed then."""
+    async def adopt_range(self, stage: int, first: int, weights: memoryview, *moments: memoryview) -> None:
+        """Put foreign elements (little-endian f32, finite) in place: weights, exp_avg and exp_avg_sq, or weights alone; the
+        moments stay as they are then. `PeerError('', reason)` if they do not fit; nothing is changed then."""
 
     async def replay_range(self, stage: int, first: int, gradient: memoryview, update: Update, optimizer_age: int) -> None:
         """The canonical update of a range by a foreign reduced gradient (little-endian f32); `optimizer_age` is that of the
@@ -281,9 +279,13 @@ class NotHeldError(PeerError):
     """The donor lives, but does not hold what was asked for: not yet, or not any more."""
 
 
+class BusyError(PeerError):
+    """The donor lives, but serves as many requests as it may already, this node's others perhaps among them."""
+
+
 class Donor(Protocol):
-    """Another replica of a stage, as long as it is asked for state. Both calls raise `NotHeldError`, and `PeerError` where it
-    does not bring what it should in time."""
+    """Another replica of a stage, as long as it is asked for state. Calls may overlap; answers come one after another. Both
+    raise `NotHeldError`, `BusyError`, and `PeerError` where it brings nothing in time."""
 
     async def state_range(self, stage: int, first: int, count: int) -> StateRange:
         """At most `RANGE_ELEMENTS` elements of whatever state the donor holds when it reads them."""

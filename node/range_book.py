@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from node.ports import StateFacts
-from protocol.ids import StateId
+from protocol.ids import PeerId, StateId
 from protocol.replays import Replay
 
 STATE_BYTES = 12
 """Of an element: weight and two moments."""
-GRADIENT_BYTES = 4
+GRADIENT_BYTES = WEIGHT_BYTES = 4
 MAX_REPLAYS = 2
 """Updates done again rather than fetching the range anew: donors keep as many gradients, and three cost as much as a state."""
 MAX_TAKERS = 3
@@ -20,6 +21,12 @@ COPY_ELEMENTS = 1 << 18
 
 Lead = Callable[[StateFacts], tuple[Replay, ...] | None]
 """Updates from this state to the newest one; None where none are known (see `protocol.replays`)."""
+Rank = Callable[[int], int]
+"""Of the range that begins with this element: of those to be fetched the lowest comes first."""
+
+
+def _as_it_comes(_first: int) -> int:
+    return 0
 
 
 @dataclass(slots=True)
@@ -31,7 +38,7 @@ class Part:
     facts: StateFacts | None = None
     version: int = 0
     """Grows with every change: what was fetched for an older version is late."""
-    takers: int = 0
+    takers: list[PeerId] = field(default_factory=list)
     taken_at: float = 0.0
     unknown_since: float | None = None
     missing_since: float | None = None
@@ -42,54 +49,67 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """Fetch the range of this version: its state, or the gradient of one update (`replay`) that brings it forward."""
+    """Fetch the range of this version from `peer`: its state, or the gradient of one update (`replay`) that brings it forward.
+    `num_bytes`: how much must come."""
 
     part: Part
     version: int
     replay: Replay | None
-
-    @property
-    def num_bytes(self) -> int:
-        """How much must come."""
-        return self.part.count * (GRADIENT_BYTES if self.replay else STATE_BYTES)
+    num_bytes: int
+    peer: PeerId
 
 
 class RangeBook:
-    """`patience_s`: how long something may be missing or unknown before the range is fetched anew."""
+    """`patience_s`: how long something may be missing or unknown before the range is fetched anew. `state_bytes`: of an
+    element that is fetched."""
 
-    def __init__(self, num_elements: int, patience_s: float, range_elements: int = COPY_ELEMENTS) -> None:
+    def __init__(
+        self,
+        num_elements: int,
+        patience_s: float,
+        range_elements: int = COPY_ELEMENTS,
+        state_bytes: int = STATE_BYTES,
+    ) -> None:
         firsts = range(0, num_elements, range_elements)
         self.parts = [Part(first, min(range_elements, num_elements - first)) for first in firsts]
-        self._patience_s = patience_s
+        self._patience_s, self._state_bytes = patience_s, state_bytes
 
-    def take(self, lead: Lead, now: float, steal_after_s: float) -> Errand | None:
-        """The most urgent errand. Ranges one or two updates behind come first, the stalest in front, as their gradients are not
-        kept for long; then those that must be fetched. Where nothing else is left, one that somebody else has been at for
-        `steal_after_s` already."""
-        errands = [errand for part in self.parts if (errand := self._errand(part, lead, now))]
+    def take(self, lead: Lead, now: float, steal_after_s: float, peer: PeerId, rank: Rank = _as_it_comes) -> Errand | None:
+        """The most urgent errand for this donor. Ranges one or two updates behind come first, the stalest in front, as their
+        gradients are not kept for long; then those that must be fetched, by `rank`. Where nothing else is left, one that
+        somebody else has been at for `steal_after_s` already."""
+        errands = [errand for part in self.parts if (errand := self._errand(part, lead, now, peer))]
         free = [errand for errand in errands if not errand.part.takers]
-        late = [e for e in errands if 0 < e.part.takers < MAX_TAKERS and now - e.part.taken_at >= steal_after_s]
-        chosen = min(free, key=_urgency, default=None) or min(late, key=lambda e: e.part.taken_at, default=None)
+        late = [e for e in errands if self._is_late_at_others(e.part, peer) and now - e.part.taken_at >= steal_after_s]
+        urgency = partial(_urgency, rank)
+        chosen = min(free, key=urgency, default=None) or min(late, key=lambda e: e.part.taken_at, default=None)
         if chosen:
-            chosen.part.takers += 1
+            chosen.part.takers.append(peer)
             chosen.part.taken_at = now
         return chosen
 
-    def _errand(self, part: Part, lead: Lead, now: float) -> Errand | None:
+    @staticmethod
+    def _is_late_at_others(part: Part, peer: PeerId) -> bool:
+        return 0 < len(part.takers) < MAX_TAKERS and peer not in part.takers
+
+    def _errand(self, part: Part, lead: Lead, now: float, peer: PeerId) -> Errand | None:
+        anew = Errand(part, part.version, None, self._state_bytes * part.count, peer)
         if part.facts is None or part.anew:
-            return Errand(part, part.version, None)
+            return anew
         replays = lead(part.facts)
         if replays is None:
             part.unknown_since = now if part.unknown_since is None else part.unknown_since
-            return Errand(part, part.version, None) if now - part.unknown_since >= self._patience_s else None
+            return anew if now - part.unknown_since >= self._patience_s else None
         part.unknown_since = None
         if not replays:
             return None
-        return Errand(part, part.version, replays[0] if len(replays) <= MAX_REPLAYS else None)
+        if len(replays) > MAX_REPLAYS:
+            return anew
+        return replace(anew, replay=replays[0], num_bytes=GRADIENT_BYTES * part.count)
 
     def give_back(self, errand: Errand) -> None:
-        """Nobody is at it any more, whatever became of it."""
-        errand.part.takers -= 1
+        """Its donor is at it no more, whatever became of it."""
+        errand.part.takers.remove(errand.peer)
 
     def is_late(self, errand: Errand) -> bool:
         """Somebody else was faster."""
@@ -134,9 +154,10 @@ class RangeBook:
 
     def _bytes_per_element(self, part: Part, lead: Lead) -> int:
         replays = None if part.facts is None or part.anew else lead(part.facts)
-        return STATE_BYTES if replays is None or len(replays) > MAX_REPLAYS else GRADIENT_BYTES * len(replays)
+        return self._state_bytes if replays is None or len(replays) > MAX_REPLAYS else GRADIENT_BYTES * len(replays)
 
 
-def _urgency(errand: Errand) -> tuple[bool, int]:
-    step = errand.part.facts.step if errand.replay and errand.part.facts else 0
-    return errand.replay is None, step
+def _urgency(rank: Rank, errand: Errand) -> tuple[bool, int]:
+    if errand.replay is None:
+        return True, rank(errand.part.first)
+    return False, errand.part.facts.step if errand.part.facts else 0

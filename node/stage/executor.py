@@ -207,19 +207,18 @@ class TorchExecutor:
 
     # --- state from and for other nodes
 
-    async def adopt_range(
-        self, stage: int, first: int, weights: memoryview, exp_avg: memoryview, exp_avg_sq: memoryview
-    ) -> None:
+    async def adopt_range(self, stage: int, first: int, weights: memoryview, *moments: memoryview) -> None:
         """See `node.ports.StageExecutor`. All is checked before anything is changed."""
+        assert len(moments) in (0, 2), f"{len(moments)} moments"
 
         def adopt() -> None:
             seat = self._seat(stage)
-            parts = [decode_elements(x, first, seat.num_elements, self._device) for x in (weights, exp_avg, exp_avg_sq)]
+            parts = [decode_elements(x, first, seat.num_elements, self._device) for x in (weights, *moments)]
             if len({len(part) for part in parts}) != 1:
                 raise PeerError("", f"weights and moments of {[len(part) for part in parts]} elements at element {first}")
-            if parts[2].min() < 0:
+            if moments and parts[2].min() < 0:
                 raise PeerError("", f"a second moment below zero at element {first} or after")
-            for vector, part in zip((seat.weights, seat.exp_avg, seat.exp_avg_sq), parts, strict=True):
+            for vector, part in zip((seat.weights, seat.exp_avg, seat.exp_avg_sq), parts, strict=False):
                 vector[first : first + len(part)] = part
 
         await self._run(STATE, adopt)

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 import grpc
 from grpc import aio
 
-from node.ports import NotHeldError, PeerError, UninvitedError, UnusableError
+from node.ports import BusyError, NotHeldError, PeerError, UninvitedError, UnusableError
 from node.transport.config import split_address
 from node.transport.frames import MAX_FRAME_BYTES
 from protocol.ids import PeerId
@@ -106,6 +106,7 @@ def _obstacle(host: str, port: int) -> str | None:
 FAULTS: dict[grpc.StatusCode, type[PeerError]] = {
     grpc.StatusCode.PERMISSION_DENIED: UninvitedError,
     grpc.StatusCode.NOT_FOUND: NotHeldError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: BusyError,
 }
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
+
+from grpc import aio
 
 from node.ports import Neighbour, PeerError, StateFacts, StateRange
 from node.transport.channel import Security
 from node.transport.checks import check
 from node.transport.config import FetchRequest
-from node.transport.fetch import Asking, OnBytes, answers, opened, pieces, read_elements
-from node.transport.wire import from_pb
+from node.transport.fetch import Asking, OnBytes, answers, opened, read_elements
+from node.transport.wire import from_pb, to_pb
 from protocol.ids import StateId
 from protocol.messages import Contact
 
@@ -39,9 +43,35 @@ class GrpcDonors:
             yield _GrpcDonor(stub, donor.address, asking)
 
 
+@dataclass(slots=True)
+class _Patience:
+    """Of all requests over one connection: their answers come one after another, so any byte is a sign of life for all."""
+
+    seconds: float
+    _waits: set[asyncio.Timeout] = field(default_factory=set)
+
+    @contextmanager
+    def wait(self) -> Iterator[asyncio.Timeout]:
+        """The block's timeout, put off whenever something comes."""
+        timeout = asyncio.timeout(self.seconds)
+        self._waits.add(timeout)
+        try:
+            yield timeout
+        finally:
+            self._waits.discard(timeout)
+
+    def heard(self) -> None:
+        """Something came."""
+        until = asyncio.get_running_loop().time() + self.seconds
+        for timeout in self._waits:
+            if not timeout.expired():
+                timeout.reschedule(until)
+
+
 class _GrpcDonor:
     def __init__(self, stub: Any, address: str, asking: Asking) -> None:
         self._stub, self._address, self._asking = stub, address, asking
+        self._patience = _Patience(asking.progress_s)
 
     async def state_range(self, stage: int, first: int, count: int) -> StateRange:
         """See `Donor`."""
@@ -74,5 +104,20 @@ class _GrpcDonor:
     async def _elements(self, asked: FetchRequest, num_elements: int) -> tuple[bytearray, Any]:
         check(asked)
         with answers(self._address, self._asking):
-            async with aclosing(pieces(self._stub, "Fetch", asked, self._asking)) as chunks:
+            async with aclosing(self._pieces(asked)) as chunks:
                 return await read_elements(chunks, asked, num_elements, self._address, self._asking)
+
+    async def _pieces(self, asked: FetchRequest) -> AsyncGenerator[Any, None]:
+        """As `node.transport.fetch.pieces`, with the patience of the whole connection."""
+        call = self._stub.Fetch(to_pb(asked))
+        try:
+            while (chunk := await self._next(call)) is not aio.EOF:
+                self._patience.heard()
+                yield chunk
+        finally:
+            call.cancel()
+
+    async def _next(self, call: Any) -> Any:
+        with self._patience.wait() as timeout:
+            async with timeout:
+                return await call.read()

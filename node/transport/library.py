@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
+from weakref import WeakValueDictionary
 
 import grpc
 from blake3 import blake3
 
-from node.ports import RANGE_ELEMENTS, PeerError
+from node.ports import RANGE_ELEMENTS, PeerError, StateRange
 from node.transport import swarm_pb2, swarm_pb2_grpc
 from node.transport.channel import Context, within
 from node.transport.checks import FaultCode, WireError
@@ -42,6 +45,15 @@ def host_of_call(peer: str) -> str:
     return str((address.ipv4_mapped if address.version == 6 else None) or address)
 
 
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class _Turns:
+    """Answers go to a connection one after another, in full: side by side they would all arrive at the same time, and the link
+    idle until the next requests come. One state is read ahead, and no more: what waits for long becomes old."""
+
+    read: asyncio.Lock = field(default_factory=asyncio.Lock)
+    send: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
 class LibraryService(swarm_pb2_grpc.LibraryServicer):
     """The `Library` service. Reads piece by piece, so that a request costs one piece of memory, whatever its size."""
 
@@ -49,6 +61,7 @@ class LibraryService(swarm_pb2_grpc.LibraryServicer):
         self._around = around
         self._library = library
         self._num_serving = 0
+        self._turns: WeakValueDictionary[str, _Turns] = WeakValueDictionary()
 
     async def Describe(self, _request: Any, context: Context) -> Any:
         """Who this is and what it holds."""
@@ -103,6 +116,16 @@ class LibraryService(swarm_pb2_grpc.LibraryServicer):
         """A range that is read at once, so that all of it is of one state."""
         if not 1 <= asked.count <= RANGE_ELEMENTS:
             raise WireError("size", f"{asked.count} elements of a {asked.section}; 1 to {RANGE_ELEMENTS} are given at once")
+        turns = self._turns_of(context)
+        async with turns.read if asked.section == "state" else nullcontext():
+            found = await self._read_state(asked)
+            await turns.send.acquire()
+        try:
+            await self._send(asked.first, memoryview(found.data).cast("B"), to_pb(found.facts), context)
+        finally:
+            turns.send.release()
+
+    async def _read_state(self, asked: FetchRequest) -> StateRange:
         try:
             found = await self._library.states(asked)
         except PeerError as error:
@@ -110,12 +133,16 @@ class LibraryService(swarm_pb2_grpc.LibraryServicer):
         if found is None:
             what = f"the {asked.section} of stage {asked.stage} at {asked.state_id[:32] or 'any state'}"
             raise WireError("stale", f"this node does not hold {what}")
-        data = memoryview(found.data).cast("B")
-        facts: Any = to_pb(found.facts)
+        return found
+
+    def _turns_of(self, context: Context) -> _Turns:
+        return self._turns.setdefault(context.peer(), _Turns())
+
+    async def _send(self, first: int, data: memoryview, facts: Any, context: Context) -> None:
         for position in range(0, len(data), self._piece_bytes):
             raw = bytes(data[position : position + self._piece_bytes])
-            first = asked.first + position // ELEMENT_BYTES
-            chunk = swarm_pb2.RangeChunk(first=first, data=raw, checksum=blake3(raw).digest(), facts=facts)
+            at = first + position // ELEMENT_BYTES
+            chunk = swarm_pb2.RangeChunk(first=at, data=raw, checksum=blake3(raw).digest(), facts=facts)
             await self._write("fetch", chunk, context)
             facts = None
 
@@ -128,9 +155,8 @@ class LibraryService(swarm_pb2_grpc.LibraryServicer):
             if data is None:
                 raise WireError("stale", f"this node does not hold stage {asked.stage} at {asked.state_id[:32]}")
             assert data.nbytes == count * ELEMENT_BYTES, f"asked for {count} elements, got {data.nbytes} bytes"
-            raw = bytes(data)
-            chunk = swarm_pb2.RangeChunk(first=first, data=raw, checksum=blake3(raw).digest())
-            await self._write("fetch", chunk, context)
+            async with self._turns_of(context).send:
+                await self._send(first, data, None, context)
             first += count
 
     @property

@@ -138,11 +138,17 @@ Fault = Callable[["ToyDonor", StateRange], Awaitable[StateRange]]
 
 @dataclass
 class ToyDonor:
-    """One replica: its link, and its faults by the number of the call (1 = first) that they strike."""
+    """One replica: its link, over which answers come one after another, and its faults by the number of the answer (1 = first)
+    that they strike."""
 
     peer: str
     training: Training
     rate: float = 1e6
+    one_way_s: float = 0.005
+    gate: asyncio.Lock = field(default_factory=asyncio.Lock)
+    link: asyncio.Lock = field(default_factory=asyncio.Lock)
+    in_flight: int = 0
+    most_in_flight: int = 0
     faults: dict[int, Fault] = field(default_factory=dict)
     always: Fault | None = None
     dead: bool = False
@@ -155,8 +161,11 @@ class ToyDonor:
     struck: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def state_range(self, stage: int, first: int, count: int) -> StateRange:
-        state = self.training.state
-        return await self._bring("state", StateRange(self.training.facts(state.age), state.raw(first, count)))
+        def read() -> StateRange:
+            state = self.training.state
+            return StateRange(self.training.facts(state.age), state.raw(first, count))
+
+        return await self._bring("state", read)
 
     async def gradient_range(self, stage: int, state_id: str, first: int, count: int) -> StateRange:
         age = int(state_id.removeprefix("state"))
@@ -166,14 +175,34 @@ class ToyDonor:
             self.lag_s -= 0.1
             await asyncio.sleep(0.01)
             raise NotHeldError(self.peer, "does not hold that")
-        return await self._bring("gradient", StateRange(self.training.facts(age), kept[first : first + count].tobytes()))
+        found = StateRange(self.training.facts(age), kept[first : first + count].tobytes())
+        return await self._bring("gradient", lambda: found)
 
-    async def _bring(self, what: str, found: StateRange) -> StateRange:
-        self.num_calls += 1
+    async def _bring(self, what: str, read: Callable[[], StateRange]) -> StateRange:
+        """What waits its turn is read one ahead, as a real donor does."""
         self.calls[what] += 1
-        size = len(found.data)
-        await asyncio.sleep(0.01 + size / 2 / self.rate)
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            await asyncio.sleep(self.one_way_s)
+            async with self.gate:
+                found = read()
+                size = len(found.data)
+                await self.link.acquire()
+            try:
+                found = await self._send(found, size)
+            finally:
+                self.link.release()
+            await asyncio.sleep(self.one_way_s)
+        finally:
+            self.in_flight -= 1
+        self.num_bytes += size
+        return found
+
+    async def _send(self, found: StateRange, size: int) -> StateRange:
+        self.num_calls += 1
         fault = self.faults.pop(self.num_calls, self.always)
+        await asyncio.sleep(size / 2 / self.rate)
         if self.dead:
             raise PeerError(self.peer, "is gone")
         if fault:
@@ -181,7 +210,6 @@ class ToyDonor:
             self.struck.set()
             found = await fault(self, found)
         await asyncio.sleep(size / 2 / self.rate)
-        self.num_bytes += size
         return found
 
 

@@ -278,3 +278,21 @@ def test_progress_is_told_once_a_heartbeat_with_an_estimate_that_comes_true(seed
     assert [r.num_bytes for r in school.reports] == sorted(r.num_bytes for r in school.reports)
     ends = [at + report.seconds_left for at, report in zip(school.report_times, school.reports, strict=True)][2:]
     assert all(end == pytest.approx(school.report_times[0] + took[0], abs=0.5) for end in ends)
+
+
+@pytest.mark.parametrize("one_way_s", [0.02, 0.15])
+def test_the_link_of_a_donor_that_is_far_away_is_kept_busy(one_way_s: float, seed: int) -> None:
+    """100 Mbit/s, ranges of 3 MiB; with one request at a time it is 0.84 and 0.44 of the link."""
+    school = School(1, seed, size=2_500_000, ranges=10)
+    (donor,) = school.given
+    donor.rate, donor.one_way_s = 12.5e6, one_way_s
+    took: list[float] = []
+
+    async def script() -> None:
+        took.append(await school.is_learned(5, WITHIN_S))
+
+    school.run(script)
+    share = WHOLE * school.size / donor.rate / took[0]
+    print(f"{one_way_s:.2f} s one way: {share:.2f} of the link, at most {donor.most_in_flight} requests in flight")
+    assert share > 0.8
+    assert donor.most_in_flight <= 4

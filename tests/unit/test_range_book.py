@@ -29,8 +29,8 @@ def book_of(*ages: int | None) -> RangeBook:
     return book
 
 
-def take(book: RangeBook, now: float = 0.0) -> Errand | None:
-    return book.take(lead, now, STEAL_S)
+def take(book: RangeBook, now: float = 0.0, peer: str = "a") -> Errand | None:
+    return book.take(lead, now, STEAL_S, peer)
 
 
 def taken(book: RangeBook, now: float = 0.0) -> list[tuple[int, str]]:
@@ -56,21 +56,30 @@ def test_what_is_nearly_new_comes_first_and_the_stalest_of_it_in_front() -> None
 def test_what_another_donor_has_been_at_for_long_is_taken_over() -> None:
     book = book_of(None, None)
     assert taken(book, 0.0) == [(0, "all"), (1, "all")]
-    assert take(book, 0.9) is None
-    first = take(book, 1.0)
+    assert take(book, 0.9, "b") is None
+    assert take(book, 1.0, "a") is None, "nobody takes over what is his own"
+    first = take(book, 1.0, "b")
     assert first
     book.settle(first, facts(HEAD))
-    second = take(book, 1.1)
+    second = take(book, 1.1, "b")
     assert second
     assert second.part is not first.part
-    assert take(book, 1.5) is None, "it was taken over just now"
-    assert take(book, 2.2)
-    assert take(book, 9.9) is None, "three are enough"
+    assert take(book, 1.5, "c") is None, "it was taken over just now"
+    assert take(book, 2.2, "c")
+    assert take(book, 9.9, "d") is None, "three are enough"
+
+
+def test_of_what_is_to_be_fetched_the_lowest_rank_comes_first() -> None:
+    book = book_of(None, 8, None, None)
+    order = []
+    while (errand := book.take(lead, 0.0, STEAL_S, "a", lambda first: -first)) is not None:
+        order.append(errand.part.first // 10)
+    assert order == [1, 3, 2, 0], "what can be brought forward cannot wait"
 
 
 def test_what_comes_second_is_late() -> None:
     book = book_of(7)
-    one, two = take(book, 0.0), take(book, 1.0)
+    one, two = take(book, 0.0), take(book, 1.0, "b")
     assert one and two
     book.settle(two, facts(8))
     assert book.is_late(one)
@@ -97,13 +106,17 @@ def test_a_gradient_that_none_has_is_waited_for_only_if_it_is_the_newest() -> No
         book.give_back(errand)
     assert taken(book, 1.0) == [(0, "state9"), (1, "all")]
     book.miss(newest, lead, 1.0 + PATIENCE_S)
-    book.parts[0].takers = 0
+    book.parts[0].takers.clear()
     assert taken(book, 1.0) == [(0, "all")]
 
 
 def test_bytes_that_are_needed() -> None:
     assert book_of(None, 9, 8, 7, 6).bytes_needed(lead) == 10 * (12 + 0 + 4 + 8 + 12)
     assert book_of(HEAD + 1).bytes_needed(lead) == 120
+    weights = RangeBook(25, PATIENCE_S, 10, state_bytes=4)
+    assert weights.bytes_needed(lead) == 100
+    errands = [take(weights) for _ in weights.parts]
+    assert [errand.num_bytes for errand in errands if errand] == [40, 40, 20]
 
 
 def test_all_of_one_state() -> None:

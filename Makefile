@@ -15,11 +15,11 @@ PROTOC := $(PY) -m grpc_tools.protoc -I node/transport=proto
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-full bench lint format proto proto-check wheel clean
+.PHONY: help venv demo test test-full bench bench-recovery lint format proto proto-check wheel clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1 - \2/p' $(firstword $(MAKEFILE_LIST)) \
-	  | while IFS= read -r line; do printf '  %-12s %s\n' "$${line%% - *}" "$${line#* - }"; done
+	  | while IFS= read -r line; do printf '  %-14s %s\n' "$${line%% - *}" "$${line#* - }"; done
 
 venv: $(DEV)  ## .venv with everything for development
 
@@ -47,6 +47,9 @@ test-full: lint  ## lint and every test (up to 35 minutes)
 
 bench: $(DEV)  ## tokens/s of a swarm against a plain loop; the last line is JSON
 	@$(PY) -m tests.bench $(ARGS)
+
+bench-recovery: $(DEV)  ## kill to commit of a lost stage, over emulated links (root); the last line is JSON
+	@$(PY) -m tests.bench_recovery $(ARGS)
 
 lint: $(DEV) proto-check  ## ruff (format and lint) and mypy
 	@status=0; \

@@ -206,6 +206,7 @@ class Coordinator:
         """A second opinion about a member that may be lost."""
         if self._losses.suspect(peer, message.member, now):
             self._out.append(Note("suspected", {"peer": message.member.peer, "by": peer, "reason": message.reason}))
+            self._look(now)
 
     def on_goodbye(self, member: Member, reason: str) -> None:
         """A node leaves and says so: no lapse is waited for."""
@@ -227,9 +228,13 @@ class Coordinator:
 
     # ---- time ----
 
-    def on_tick(self, now: float) -> None:
-        """Find lapsed members, repeat what may not have arrived."""
+    def on_tick(self, now: float, beats: bool = True) -> None:
+        """Find lapsed members; once a heartbeat (`beats`) repeat what may not have arrived."""
         self._look(now)
+        if beats:
+            self._repeat(now)
+
+    def _repeat(self, now: float) -> None:
         timing, proposal = self._manifest.timing, self._proposal
         if proposal and now - proposal.sent_at >= RESEND_HEARTBEATS * timing.heartbeat_s:
             self._send_proposal(proposal, now)

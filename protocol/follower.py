@@ -52,9 +52,11 @@ class Follower:
             assert held, "hold keeps what it accepts"
             self._send(peer, Held(message.ballot, held.id))
 
-    def on_decide(self, _: PeerId, _incarnation: int, message: Decide, now: float) -> None:
-        """The coordinator says what was decided."""
+    def on_decide(self, peer: PeerId, _: int, message: Decide, now: float) -> None:
+        """The coordinator says what was decided. A spare hears only of what concerns itself, and asks for what came before."""
         self._bench.introduce(message.contacts)
+        if self._chain.after(message.record.parent) is None:
+            self._send(peer, RecordsWanted(self._chain.head))
         self.learn(Proposed(message.ballot, message.record, message.shares), now)
 
     def learn(self, told: Proposed, now: float) -> None:

@@ -380,14 +380,15 @@ class NodeState:
 
     def _on_tick(self, event: Tick, now: float) -> None:
         self.view.tick(event.heard, now)
-        if now >= self._next_beat:
+        beats = now >= self._next_beat
+        if beats:
             self._next_beat = now + self._manifest.timing.heartbeat_s
             self._beat_all()
             self.bench.report(now, again=True)
-            self._suspect_lapsed(now)
-            if self.coordinator:
-                self.coordinator.lacks = self.takeover.lacks(now)
-                self.coordinator.on_tick(now)
+        self._suspect_lapsed(now, again=beats)
+        if self.coordinator:
+            self.coordinator.lacks = self.takeover.lacks(now)
+            self.coordinator.on_tick(now, beats)
         self._watch.expire(now)
         self.bench.check_deadline(now)
         if self._is_seated(self._me, self.config.member.incarnation) and self.chain.step < self._manifest.last_step:
@@ -418,12 +419,11 @@ class NodeState:
             kept = self.bench.custody.kept()
             self._send(self.leader.peer, Wish(c.member, c.wished_stage, c.name, c.address, c.memory_bytes, kept))
 
-    def _suspect_lapsed(self, now: float) -> None:
-        for peer in self._watch.lapsed(now):
+    def _suspect_lapsed(self, now: float, again: bool) -> None:
+        for peer in self._watch.lapsed(now, again):
             member = self.chain.member_of(peer)
             if member and self.coordinator is None:
-                reason = f"not heard for {self.view.silent_s(peer, now):.1f} s"
-                self._send(self.leader.peer, Suspect(member, reason))
+                self._send(self.leader.peer, Suspect(member, f"not heard for {self.view.silent_s(peer, now):.1f} s"))
 
     def _check_leader(self, now: float) -> None:
         leader = self.leader

@@ -16,6 +16,7 @@ class Watch:
         self._while_s = while_s
         self._named: dict[PeerId, None] = {}
         self._until: dict[PeerId, float] = {}
+        self._told: list[PeerId] = []
 
     def __iter__(self) -> Iterator[PeerId]:
         return iter(dict.fromkeys([*self._named, *self._until]))
@@ -37,6 +38,7 @@ class Watch:
         """Time has passed."""
         self._until = {peer: until for peer, until in self._until.items() if now < until}
 
-    def lapsed(self, now: float) -> list[PeerId]:
-        """Those that are silent for too long."""
-        return [peer for peer in self if self._view.lapsed(peer, now)]
+    def lapsed(self, now: float, again: bool) -> list[PeerId]:
+        """Those that are silent for too long; unless `again`, only those that were not at the last call."""
+        before, self._told = self._told, [peer for peer in self if self._view.lapsed(peer, now)]
+        return [peer for peer in self._told if again or peer not in before]

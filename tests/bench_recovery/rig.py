@@ -63,7 +63,7 @@ def _swarm(folder: Path, network: Wan | None) -> Iterator[WanSwarm]:
     try:
         yield made
     finally:
-        end_all(made.nodes, grace_s=10)
+        end_all(made.nodes, grace_s=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,15 @@ from protocol.commands import Apply, Command, Compute, Note, Reduce, SendMessage
 from protocol.events import Applied, CommandFailed, ComputeDone, Event, MessageReceived, Reduced, Tick
 from protocol.ids import PeerId, members_of
 from protocol.messages import Standing
+from protocol.rungs import LADDER
 
 PHASES = ("starting", "waiting", "training", "evaluating", "paused", "finished", "leaving")
 ROLES = ("active", "passive", "learner", "parked")
 WIRE_KINDS = frozenset({"control", "heartbeat", "forward", "backward", "evaluate", "reduce", "blob", "fetch"})
 OTHER = "other"
+RECOVERY_PHASES = ("detect", "grace", "wait_for_newcomer", "average", "transfer", "first_commit")
 STEP_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
+RECOVERY_SECONDS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
 LAG_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 
 
@@ -39,6 +42,7 @@ class Metrics:
         self._committed_step: dict[int, int] = {}
         self._steps = _StepTimes(clock)
         self._define_run()
+        self._define_recovery()
         self._define_node()
         ProcessCollector(registry=self.registry)
 
@@ -67,6 +71,27 @@ class Metrics:
             name: Counter(f"regrow_{counter}", f"{help_} Noted by this node.", registry=on)
             for name, (counter, help_) in _NOTED.items()
         }
+
+    def _define_recovery(self) -> None:
+        self._recoveries = Counter(
+            "regrow_recoveries",
+            "Stages that the swarm trains again after their last holder was lost or left, by rung of the ladder. Counted by the"
+            " coordinator alone, with the first commit: sum over nodes.",
+            ["rung"],
+            registry=self.registry,
+        )
+        self._recovery_seconds = Histogram(
+            "regrow_recovery_seconds",
+            "Parts of the time that a stage was away. detect, grace, wait_for_newcomer, first_commit: told by the coordinator"
+            " alone; average: by each neighbour of what it averaged; transfer: by the newcomer alone, over its network.",
+            ["phase"],
+            registry=self.registry,
+            buckets=RECOVERY_SECONDS,
+        )
+        for rung in LADDER:
+            self._recoveries.labels(rung)
+        for phase in RECOVERY_PHASES:
+            self._recovery_seconds.labels(phase)
 
     def _define_node(self) -> None:
         on = self.registry
@@ -192,6 +217,12 @@ class Metrics:
                 self._microbatches.labels(str(fields.get("stage", "")), "accumulated").inc()
             case "committed":
                 self._observe_committed(fields)
+            case "recovered":
+                self._recoveries.labels(str(fields.get("rung"))).inc()
+                self._observe_recovery(fields)
+            case "provenance":
+                if fields.get("rung") in LADDER:
+                    self._observe_recovery(fields)
             case "validation":
                 self._validation.set(float(fields.get("value", math.nan)))
             case _ if type_ in self._notes:
@@ -203,6 +234,11 @@ class Metrics:
         if step > self._loss_step:
             self._loss_step = step
             self._tokens.inc(int(fields.get("tokens", 0)))
+
+    def _observe_recovery(self, fields: Mapping[str, Any]) -> None:
+        for phase in RECOVERY_PHASES:
+            if f"{phase}_s" in fields:
+                self._recovery_seconds.labels(phase).observe(max(0.0, float(fields[f"{phase}_s"])))
 
     def _observe_committed(self, fields: Mapping[str, Any]) -> None:
         stage, step = int(fields.get("stage", -1)), int(fields.get("step", 0))
@@ -220,8 +256,6 @@ _NOTED = {
     "suspected": ("suspicions", "Peers suspected."),
     "rerouted": ("reroutes", "Microbatches rerouted."),
     "forked": ("forks", "Lineages forked."),
-    "promoted": ("promotions", "Passive replicas promoted."),
-    "rebuild": ("rebuilds", "Stages rebuilt."),
     "refused": ("refusals", "Reports of peers refused."),
     "evaluation_skipped": ("evaluations_skipped", "Evaluations without all results."),
 }

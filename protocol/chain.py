@@ -11,6 +11,7 @@ from protocol.manifest import Manifest
 from protocol.messages import Contact, Summary
 from protocol.recipes import recipe, weights_of
 from protocol.records import Commit, Rebuild, Record, Roster, Seating, Share, genesis_id, is_fork, record_id
+from protocol.rungs import Regain, regained
 from protocol.schedule import gradient_norm
 
 MAX_VOTERS = 7
@@ -53,6 +54,8 @@ class Chain:
         """How often each stage was rebuilt."""
         self.rebuilds: dict[int, Rebuild] = {}
         """By stage: since the last commit. Whoever is seated there has to have the state made before a step can be opened."""
+        self.regained: dict[int, Regain] = {}
+        """By stage: lost or handed over, and got back, since the last commit."""
         self.height = 0
         """Number of decided records up to the head."""
         self.lineage: RecordId = ""
@@ -125,6 +128,7 @@ class Chain:
         assert not wrong, f"record does not fit the chain: {wrong}"
         self.head = record_id(record)
         self.height += 1
+        self.regained |= regained(record, self.seatings, self.step)
         self._kept.append((self.head, Decided(record, shares)))
         if isinstance(record, Commit):
             self.past.append(Past(record, tuple(self.state_ids)))
@@ -133,7 +137,7 @@ class Chain:
             self.loss = record.loss_sum / record.tokens
             self.state_ids = [next_state_id(s, self.head) for s in self.state_ids]
             self.squared_norms = [result.squared_norm for result in record.results]
-            self.rebuilds = {}
+            self.rebuilds, self.regained = {}, {}
         elif isinstance(record, Roster):
             if is_fork(record):
                 self.lineage = self.head
@@ -200,6 +204,7 @@ class Chain:
         self.state_ids, self.voters = list(summary.state_ids), summary.voters
         self.squared_norms, self.generations = list(summary.squared_norms), list(summary.generations)
         self.rebuilds = {rebuild.stage: rebuild for rebuild in summary.rebuilds}
+        self.regained = {s: found for rebuild in summary.rebuilds for s, found in regained(rebuild, (), self.step).items()}
         self._kept.clear()
         self.past.clear()
         self._set_seatings(list(summary.seatings))

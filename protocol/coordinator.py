@@ -287,7 +287,7 @@ class Coordinator:
     def advance(self, now: float) -> None:
         """Do the next thing, if there is one to do now."""
         if self._proposal:
-            self._try_decide(self._proposal)
+            self._try_decide(self._proposal, now)
         elif not self._chain.seatings:
             self._gather(now)
         elif self._losses.matter(self.ledger):
@@ -366,8 +366,11 @@ class Coordinator:
         step = self._chain.step + 1
         leaves = tuple(s for s in self._chain.seatings if s.member in lost)
         for seating in leaves:
+            silent_s = self._view.silent_s(seating.member.peer, now)
             fields = {"stage": seating.stage, "peer": seating.member.peer, "reason": lost[seating.member]}
-            self._out.append(Note("lost", fields | {"step": step}))
+            self._out.append(Note("lost", fields | {"step": step, "silent_s": silent_s}))
+            if all(s.member in lost for s in self._chain.active(seating.stage)):
+                self.recovery.stopwatch.lost(seating.stage, silent_s)
         stay = [s for s in self._chain.seatings if s.member not in lost]
         promoted = promotions(stay)
         for seating in promoted:
@@ -401,7 +404,7 @@ class Coordinator:
             if voter not in proposal.held:
                 self._send(voter.peer, proposal.ask())
 
-    def _try_decide(self, proposal: Proposal) -> None:
+    def _try_decide(self, proposal: Proposal, now: float) -> None:
         if not proposal.is_decided(self._chain.voters):
             return
         self._proposal = None
@@ -411,6 +414,7 @@ class Coordinator:
             self.has_left = self._me in {seating.member for seating in proposal.record.leaves}
         if isinstance(proposal.record, Commit):
             self.ledger, self._attempt, self._voids, self._void_reason = None, self._first_attempt, 0, ""
+            self._out += self.recovery.stopwatch.committed(now)
         for peer in dict.fromkeys([*before, *joined]):
             self._send_decide(peer, proposal.record, proposal.shares)
 

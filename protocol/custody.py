@@ -13,6 +13,7 @@ from protocol.ids import Ballot, PeerId
 from protocol.manifest import Manifest
 from protocol.messages import Kept, Learning, Message
 from protocol.records import Rebuild, Seating
+from protocol.rungs import Rung
 from protocol.seat import Seat, SeatPhase, SeatState
 
 KEPT_GRADIENTS = 2
@@ -50,6 +51,7 @@ class Custody:
         self.forget_kept()
         manifest, learns = self._manifest, join.role == "learner"
         state = SeatState(stage, join.role, join.generation, "" if learns else self._chain.state_ids[stage])
+        state.provenance = {"rung": "copy" if learns else "seed"}
         seat = Seat(state, self._me, manifest.max_in_flight, manifest.batch.tokens_per_microbatch)
         seat.phase = SeatPhase.LEARNING if learns else SeatPhase.CREATING
         self.seats[stage] = seat
@@ -68,10 +70,17 @@ class Custody:
             self._emit(Say(f"keeping stage {join.stage} as it is (parked) until a node comes that has room to compute it"))
         elif before != join.role:
             self._emit(Say(f"holding stage {join.stage} ({join.role})"))
-        alone = [s.member.peer for s in self._chain.active(join.stage)] == [self._me]
-        if (before, join.role) == ("passive", "active") and alone:
-            seat.state.provenance = {"rung": "promotion", "state_id": seat.state.state_id, "step": self._chain.step}
+        regain = self._chain.regained.get(join.stage)
+        if join.role == "active" and regain and regain.peer == self._me:
+            self._regained(seat, regain.rung)
         self._end_learning(seat)
+
+    def _regained(self, seat: Seat, rung: Rung) -> None:
+        """The stage goes on here, and would not otherwise."""
+        copied = seat.state.provenance if rung in ("handover", "parked") else {}
+        seat.state.provenance = {**copied, "rung": rung, "state_id": seat.state.state_id, "step": self._chain.step}
+        if seat.phase is not SeatPhase.LEARNING:
+            self._tell_provenance(seat)
 
     def regrow(self, join: Seating, rebuild: Rebuild) -> None:
         """This node is to hold a stage that is made of others."""
@@ -107,6 +116,12 @@ class Custody:
         if seat.phase is SeatPhase.LEARNING and seat.state.role != "learner" and newest:
             seat.phase = SeatPhase.IDLE
             self._emit(StopLearning(stage))
+            self._tell_provenance(seat)
+
+    def _tell_provenance(self, seat: Seat) -> None:
+        """For the event log: this seat's weights are ready to take part, and came to be so."""
+        facts = {"stage": seat.state.stage, "generation": seat.state.generation, "state_id": seat.state.state_id}
+        self._emit(Note("provenance", {**facts, "step": seat.state.step, **seat.state.provenance}))
 
     def keep_gradients(self) -> None:
         """For those that learn one of this node's stages."""
@@ -140,7 +155,8 @@ class Custody:
         state.state_id, state.digest, state.step = event.state_id, event.digest, event.step
         state.optimizer_age, state.lr_factor, state.generation = event.optimizer_age, event.lr_factor, event.generation
         if state.provenance["rung"] != "recovery":
-            state.provenance = {"rung": "copy", "from": list(event.donors), "state_id": event.state_id, "step": event.step}
+            state.provenance = {"rung": "copy", "state_id": event.state_id, "step": event.step}
+        state.provenance |= {"from": list(event.donors), "bytes": event.num_bytes, "transfer_s": event.seconds}
         fields = {"what": f"stage {event.stage}", "bytes": event.num_bytes, "from": list(event.donors), "to": self._me}
         self._emit(Note("transfer", fields | {"s": event.seconds, "step": event.step, "state_id": event.state_id}))
         self._tell_leader(Learning(ballot, event.stage, event.state_id, event.digest, 0.0))
@@ -178,6 +194,7 @@ class Custody:
         seat.state.role, seat.state.generation = join.role, join.generation
         seat.state.provenance = {"rung": "returned", "state_id": seat.state.state_id, "step": self._chain.step}
         granted = {"stage": join.stage, "role": join.role, "generation": join.generation}
+        self._tell_provenance(seat)
         self._emit_all(
             [
                 Note("granted", granted),
@@ -192,6 +209,7 @@ class Custody:
         if seat and seat.phase is SeatPhase.CREATING:
             seat.phase = SeatPhase.IDLE
             seat.state.digest = event.digest
+            self._tell_provenance(seat)
             self._emit(Say(f"holding stage {event.stage} ({seat.state.role})"))
 
     def drop(self, seat: Seat) -> None:

@@ -17,6 +17,7 @@ from protocol.membership import Membership
 from protocol.messages import Learning, Wish
 from protocol.recipes import recipe, weights_of
 from protocol.records import Rebuild, Roster, Seating
+from protocol.stopwatch import Stopwatch
 from protocol.view import View
 
 
@@ -33,6 +34,7 @@ class Recovery:
 
     def __init__(self, manifest: Manifest, me: Member, chain: Chain, view: View, members: Membership) -> None:
         self.memory = members.heirs.memory
+        self.stopwatch = Stopwatch(chain)
         self._manifest, self._me, self._chain, self._view, self._members = manifest, me, chain, view, members
         self._made: set[tuple[int, Member, str]] = set()
         self._since: dict[int, float] = {}
@@ -47,6 +49,7 @@ class Recovery:
         """The next thing to do about hollow stages, one record at a time."""
         hollow = [s for s in range(self._manifest.num_stages) if not self._is_whole(s)]
         self._since = {stage: self._since.get(stage, now) for stage in hollow}
+        self.stopwatch.look(hollow, now)
         if not hollow:
             self._made.clear()
             return Next()
@@ -54,6 +57,7 @@ class Recovery:
         for stage in hollow:
             found = self._about(stage, hollow, now)
             if found.record:
+                self.stopwatch.decides(stage, now - self._since[stage], self._manifest.recovery.rebuild_grace_s)
                 return found
             waits.append(found.sentence)
         return Next("; ".join(waits))

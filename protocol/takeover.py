@@ -22,6 +22,8 @@ from protocol.leader import MAX_TERM_AHEAD, Leader
 from protocol.manifest import Manifest
 from protocol.messages import Decide, Held, Message, Prepare, Promise, Proposed, Standing
 from protocol.proposal import Proposal
+from protocol.records import Commit
+from protocol.stopwatch import recovered
 from protocol.view import View
 
 BACKOFF_S = 0.3
@@ -323,6 +325,8 @@ class Takeover:
         self.roll.end()
 
     def _decide(self, proposal: Proposal, now: float) -> None:
+        if isinstance(proposal.record, Commit):
+            self._out += recovered(self._chain, {})
         for member in self._chain.members():
             if member != self._me:
                 self._send(member.peer, Decide(proposal.ballot, proposal.record, proposal.shares))

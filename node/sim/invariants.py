@@ -75,6 +75,8 @@ class Invariants:
         self._digests: dict[tuple[int, StateId], str] = {}
         self._steps: dict[tuple[int, StateId], int] = {}
         self._noted: Counter[tuple[Member, int, Key, int]] = Counter()
+        self.recovered: dict[tuple[int, int, str], str] = {}
+        """(stage, step, peer where it goes on) -> rung, as the coordinators told it."""
         self._latest: dict[tuple[Member, int], Key] = {}
         self._payloads: Counter[Key] = Counter()
         self._tags: dict[SimNode, dict[int, Key]] = defaultdict(dict)
@@ -331,6 +333,10 @@ class Invariants:
             known = self._child.get(fields["parent"], fields["record"])
             fine = fields["record"] in (known, *self.forks)
             require(fine, f"S1: {node!r} notes {fields}, {known} was decided after its parent")
+        elif note.type == "recovered":
+            told = (fields["stage"], fields["step"], fields["peer"])
+            require(told not in self.recovered, f"{node!r} tells of a recovery that was told before: {fields}")
+            self.recovered[told] = fields["rung"]
         elif note.type == "committed":
             every = sorted(m for bits in fields["contributors"].values() for m in members_of(bits))
             whole = list(range(self._manifest.batch.num_microbatches))

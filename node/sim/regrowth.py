@@ -94,8 +94,18 @@ class Regrowth:
         after = next(at for at, _, _ in self.watch.commits if at > struck_at)
         for stage in range(self.num_stages):
             require(bool(self.watch.place.active(stage)), f"stage {stage} has no holder: {self._situation()}")
+        self._check_told(lost)
         self.counts.update(self.watch.num_checked)
         return Regrown(self.seed, self.cell, len(self.watch.commits), after - struck_at, self.counts)
+
+    def _check_told(self, lost: list[int]) -> None:
+        """Each stage that was lost, and is trained now, was told of, with its rung."""
+        told = {stage: rung for (stage, _, _), rung in self.watch.recovered.items()}
+        for stage in lost:
+            renewed = any(x.generation for (s, _), x in self.watch.place.seats.items() if s == stage)
+            rung = "recovery" if renewed else "promotion"
+            require(told.get(stage) == rung, f"stage {stage} came back, and told is {told}: {self._situation()}")
+            self.counts[rung] += 1
 
     # ---- what is lost ----
 

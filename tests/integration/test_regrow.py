@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from node import http_client
 from node.demo.process import NodeProcess
 from tests.integration.ends import Ending, end_all_at_once
 from tests.integration.seen import assert_counted_once
@@ -44,6 +46,19 @@ def kill(made: Swarm, node: NodeProcess) -> int:
     return max(event["step"] for other in made.nodes if other is not node for event in made.events(other, "loss"))
 
 
+def recovery_figures(made: Swarm, nodes: list[NodeProcess]) -> dict[str, float]:
+    """`regrow_recover...` of /metrics, summed over nodes as Prometheus would; without buckets."""
+    total: dict[str, float] = {}
+    for node in nodes:
+        text = http_client.get(made.running(node).http, "/metrics").decode()
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name.startswith("regrow_recover") and sample.name.endswith(("_total", "_count")):
+                    name = f"{sample.name} {next(iter(sample.labels.values()))}"
+                    total[name] = total.get(name, 0.0) + sample.value
+    return total
+
+
 def seat_of(made: Swarm, node: NodeProcess, stage: int) -> dict[str, Any]:
     seats = made.status(node).get("seats", [])
     return next((seat for seat in seats if seat["stage"] == stage), {})
@@ -63,6 +78,12 @@ def test_a_newcomer_takes_a_middle_stage_that_its_neighbours_rebuilt(tmp_path: P
         assert [source["stage"] for source in provenance["sources"]] == [1, 3]
         assert sum(source["coefficient"] for source in provenance["sources"]) == pytest.approx(1.0)
         survivors = [nodes[0], nodes[1], nodes[3], newcomer]
+        figures = {name: value for name, value in recovery_figures(made, survivors).items() if value}
+        once = ("detect", "grace", "wait_for_newcomer", "transfer", "first_commit")
+        assert figures == {
+            "regrow_recoveries_total recovery": 1,
+            **{f"regrow_recovery_seconds_count {phase}": 1 for phase in once},
+        }
         assert end_all_at_once(survivors) == [0] * 4
         logs = {made.running(node).peer: made.events(node) for node in made.nodes}
         assert_counted_once(logs, NUM_MICROBATCHES)

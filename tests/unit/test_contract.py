@@ -9,7 +9,7 @@ import copy
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jsonschema
 import pytest
@@ -25,6 +25,7 @@ from protocol.commands import Command, Note
 from protocol.events import Event
 from protocol.manifest import Manifest
 from protocol.node_state import NodeState
+from protocol.rungs import LADDER, Rung
 from protocol.status import snapshot
 from tests.tools.clock import StepClock
 from tests.tools.contract import DOCS, schema, violations
@@ -48,7 +49,7 @@ STATUS = {
             "optimizer_age": 3,
             "lr_factor": 1.0,
             "generation": 0,
-            "provenance": {},
+            "provenance": {"rung": "seed"},
         }
     ],
     "view": [{"peer": "QmOther", "stages": [0], "phase": "live", "seen_s": 0.4}],
@@ -170,6 +171,14 @@ def test_simulated_swarms_keep_the_contract(tmp_path: Path) -> None:
     assert not wrong, "\n".join(sorted(wrong)[:20])
     seen = {event["type"] for event in events}
     assert seen >= {"accumulated", "reduced", "committed", "loss", "decided", "joined", "granted"}, seen
+
+
+def test_rungs_have_one_vocabulary() -> None:
+    documented = re.findall(r"^\| `([a-z]+)` \| were|^\| `(returned)` \|", (DOCS / "contract.md").read_text(), re.MULTILINE)
+    told = {first or second for first, second in documented}
+    assert told == set(schema()["$defs"]["rung"]["enum"]) == set(get_args(Rung))
+    recovered = [r for r in schema()["$defs"]["event"]["allOf"] if r["if"]["properties"]["type"]["const"] == "recovered"]
+    assert recovered[0]["then"]["properties"]["rung"]["enum"] == list(LADDER)
 
 
 def documented_flags(command: str) -> set[str]:

@@ -11,6 +11,7 @@ from protocol.commands import Apply, Command, Compute, Note, Reduce, SendMessage
 from protocol.events import Applied, CommandFailed, ComputeDone, Event, MessageReceived, Reduced, Tick
 from protocol.ids import NO_BALLOT
 from protocol.messages import RecordsWanted, Standing
+from protocol.rungs import LADDER
 from tests.tools.clock import StepClock
 
 
@@ -121,6 +122,33 @@ def test_notes_of_trouble_are_counted(metrics: Metrics) -> None:
         metrics.observe_command(Note(name, {"step": 3}))
     assert value(metrics, "regrow_voids_total") == 1
     assert value(metrics, "regrow_losses_total") == 2
+
+
+def test_recoveries_count_by_rung_with_the_parts_of_their_time(metrics: Metrics) -> None:
+    assert {rung: value(metrics, "regrow_recoveries_total", rung=rung) for rung in LADDER} == dict.fromkeys(LADDER, 0)
+    facts = {"stage": 2, "peer": "new", "generation": 1, "step": 8}
+    parts = {"detect_s": 3.5, "grace_s": 0.0, "wait_for_newcomer_s": 2.0, "first_commit_s": 0.25}
+    metrics.observe_command(Note("recovered", facts | parts | {"rung": "recovery"}))
+    metrics.observe_command(Note("recovered", facts | {"rung": "promotion", "detect_s": 3.0}))
+    assert value(metrics, "regrow_recoveries_total", rung="recovery") == 1
+    assert value(metrics, "regrow_recoveries_total", rung="promotion") == 1
+
+    def seen(phase: str) -> tuple[float | None, float | None]:
+        names = ("regrow_recovery_seconds_count", "regrow_recovery_seconds_sum")
+        count, total = (value(metrics, name, phase=phase) for name in names)
+        return count, total
+
+    assert (seen("detect"), seen("grace"), seen("first_commit")) == ((2, 6.5), (1, 0.0), (1, 0.25))
+    assert seen("transfer") == (0, 0), "that is the newcomer's to tell"
+
+
+def test_a_newcomer_times_the_transfer_of_a_recovery_and_no_ordinary_copy(metrics: Metrics) -> None:
+    for rung in ("seed", "copy", "recovery", "handover", "promotion"):
+        timed = {} if rung in ("seed", "promotion") else {"transfer_s": 1.5}
+        metrics.observe_command(Note("provenance", {"stage": 2, "rung": rung} | timed))
+    assert value(metrics, "regrow_recovery_seconds_count", phase="transfer") == 2
+    assert value(metrics, "regrow_recovery_seconds_sum", phase="transfer") == 3.0
+    assert value(metrics, "regrow_recoveries_total", rung="recovery") == 0, "that is the coordinator's to count"
 
 
 def test_render_shows_the_status(metrics: Metrics) -> None:

@@ -20,6 +20,7 @@ from node.sim.network import Network, Weather
 from node.sim.transport import MemoryNetwork, MemoryTransport
 from node.transport.config import TransportConfig
 from protocol.commands import Exit
+from protocol.events import Event
 from protocol.ids import Member
 from protocol.manifest import Manifest
 from protocol.node_state import NodeConfig, NodeState
@@ -50,6 +51,7 @@ class SimNode:
     pool: HandlePool
     sink: MemorySink
     exit: Exit | None = None
+    killed: bool = False
 
     def lines(self, type_: str) -> list[dict[str, Any]]:
         """Its event lines of one type."""
@@ -71,7 +73,10 @@ class MemorySwarm:
     copy_rate: float = 10e6
     """Bytes per second that a donor gives to a learner."""
     at_end: Callable[[SimNode], Awaitable[None]] | None = None
+    watch: Callable[[SimNode, Event], None] | None = None
+    """Sees what happens at each node before it is decided about."""
     nodes: list[SimNode] = field(default_factory=list)
+    _lives: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     async def run(self) -> list[SimNode]:
         """Run to the end of the manifest on the running (virtual) loop."""
@@ -81,8 +86,14 @@ class MemorySwarm:
         library = MemoryLibrary(rng, self.copy_rate)
         async with asyncio.TaskGroup() as group:
             for index, wish in enumerate(self.wishes):
-                group.create_task(self._run_node(index, wish, network, dht, library, rng), name=f"node {index}")
+                life = self._run_node(index, wish, network, dht, library, rng)
+                self._lives[f"peer{index:03d}"] = group.create_task(life, name=f"node {index}")
         return self.nodes
+
+    def kill(self, node: SimNode) -> None:
+        """As kill -9 does: it says nothing more, and its streams break."""
+        node.killed = True
+        self._lives[node.state.config.member.peer].cancel()
 
     async def _run_node(
         self, index: int, wish: int, network: MemoryNetwork, dht: MemoryDht, library: MemoryLibrary, rng: Random
@@ -101,9 +112,26 @@ class MemorySwarm:
         ports = Ports(VirtualClock(), directory, transport, node.executor, pool, node.sink, donors)
         holdings = Holdings(lambda: state.bench.seats, node.executor)
         library.add(peer, holdings, Mixer(state, node.executor, donors))
-        node.exit = await Runtime(ports, state, observers=Observers(holdings.observe)).run()
+
+        def on_event(event: Event) -> None:
+            holdings.observe(event)
+            if self.watch:
+                self.watch(node, event)
+
+        node.exit = await self._live(node, Runtime(ports, state, observers=Observers(on_event)))
         library.remove(peer)
-        if self.at_end:
+        if self.at_end and not node.killed:
             await self.at_end(node)
         await transport.close()
         await node.executor.close()
+
+    async def _live(self, node: SimNode, runtime: Runtime) -> Exit | None:
+        """To its exit, or until it is killed."""
+        try:
+            return await runtime.run()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not node.killed or task is None:
+                raise
+            task.uncancel()
+            return None

@@ -16,7 +16,7 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-__all__ = ["LlamaDecoderLayer", "LlamaRotaryEmbedding", "Plan", "build", "train"]
+__all__ = ["LlamaDecoderLayer", "LlamaRotaryEmbedding", "Plan", "build", "gradients", "train"]
 
 Arrays = dict[str, np.ndarray]
 STEP_LAMBDAS: dict[str, Callable[[float, float], float]] = {
@@ -83,6 +83,13 @@ def train(plan: Plan, initial: Arrays, steps: Sequence[Sequence[np.ndarray]]) ->
         scheduler.step()
     result.weights = {name: p.detach().numpy().copy() for name, p in llama.named_parameters()}
     return result
+
+
+def gradients(plan: Plan, weights: Arrays, microbatches: Sequence[np.ndarray]) -> Arrays:
+    """Of the mean loss over these microbatches, by name."""
+    llama = build(plan.model, weights)
+    _accumulate(plan, llama, microbatches)
+    return {name: p.grad.numpy().copy() for name, p in llama.named_parameters() if p.grad is not None}
 
 
 def _accumulate(plan: Plan, llama: LlamaForCausalLM, microbatches: Sequence[np.ndarray]) -> float:

@@ -1,0 +1,122 @@
+"""A stage that is lost is rebuilt as the paper says: on the real runtime, with torch, on virtual time; holders die right after
+their last update, newcomers come, and every tensor is what a plain computation makes of the neighbours' dumps."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from node.sim.loop import run_virtual
+from node.sim.swarm import MemorySwarm, SimNode
+from node.stage.executor import TorchExecutor
+from protocol.events import Applied, Event, Learned, SeatCreated
+from protocol.manifest import Manifest
+from tests.numerics.harness import RandomTokens, manifest_of, split_flat
+from tests.numerics.rebuilt import Arrays, assert_rebuilt, expected, gradient_norms
+
+NUM_BLOCK_STAGES = 4
+LAST = 5
+"""Last step of those that die."""
+NEWCOMERS_AT_S = 20.0
+
+
+def at_once(work: Coroutine[Any, Any, memoryview]) -> memoryview:
+    """An inline executor waits for nothing."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        return memoryview(done.value)
+    raise AssertionError("it waits")
+
+
+@dataclass
+class Dumps:
+    """Weights of each stage after each step, of the stages that were rebuilt, and what was decided about them."""
+
+    lost: tuple[int, ...]
+    kill: Any = None
+    after: dict[tuple[int, int], Arrays] = field(default_factory=dict)
+    made: dict[int, Arrays] = field(default_factory=dict)
+    shares: dict[int, dict[int, float]] = field(default_factory=dict)
+    moments: dict[int, float] = field(default_factory=dict)
+    """Largest moment of a stage that was rebuilt."""
+
+    def take(self, node: SimNode, stage: int, section: str = "weights") -> Arrays:
+        parameters = node.executor.parameters(stage)
+        count = sum(int(np.prod(shape)) for _, shape in parameters)
+        flat = np.frombuffer(at_once(node.executor.export(stage, section, 0, count)), dtype="<f4")
+        return split_flat(parameters, flat.copy())
+
+    def watch(self, node: SimNode, event: Event) -> None:
+        if isinstance(event, SeatCreated | Applied):
+            step = event.step if isinstance(event, Applied) else 0
+            self.after[event.stage, step] = self.take(node, event.stage)
+            if (step, event.stage in self.lost) == (LAST, True) and not node.killed:
+                self.kill(node)
+        elif isinstance(event, Learned) and event.stage in self.lost and event.stage in node.state.chain.rebuilds:
+            stage = event.stage
+            self.made[stage] = self.take(node, stage)
+            self.shares[stage] = {s.stage: s.coefficient for s in node.state.chain.rebuilds[stage].sources}
+            both = [self.take(node, stage, section) for section in ("exp_avg", "exp_avg_sq")]
+            self.moments[stage] = max(float(np.abs(x).max()) for part in both for x in part.values())
+
+    def weights(self, manifest: Manifest, step: int) -> Arrays:
+        """Of all stages after a step."""
+        return {n: w for s in range(manifest.num_stages) for n, w in self.after[s, step].items()}
+
+
+def lose(manifest: Manifest, *lost: int) -> Dumps:
+    """A run whose holders of these stages die after step `LAST`, and go on at newcomers to the end."""
+    tokens, dumps = RandomTokens(manifest), Dumps(lost)
+    wishes = [*range(manifest.num_stages), *[-1] * len(lost)]
+    comes = {manifest.num_stages + n: NEWCOMERS_AT_S for n in range(len(lost))}
+    swarm = MemorySwarm(
+        manifest, wishes, lambda _: TorchExecutor(manifest, tokens, inline=True), joins_at=comes, watch=dumps.watch
+    )
+    dumps.kill = swarm.kill
+    nodes = run_virtual(swarm.run())
+    assert {n.state.config.wished_stage for n in nodes if n.killed} == set(lost)
+    assert [n.exit.code for n in nodes if n.exit] == [0] * manifest.num_stages
+    assert max(n.state.chain.step for n in nodes) == manifest.last_step
+    return dumps
+
+
+def own_shares(manifest: Manifest, dumps: Dumps, distances: Mapping[int, int]) -> dict[int, float]:
+    """Of the neighbours by their gradients' norms and nearness, from a backward pass over the last committed step."""
+    microbatches = [RandomTokens(manifest).microbatch(LAST, m) for m in range(manifest.batch.num_microbatches)]
+    norms = gradient_norms(manifest, dumps.weights(manifest, LAST - 1), microbatches)
+    weights = {stage: norms[stage] / distance for stage, distance in distances.items()}
+    return {stage: weight / sum(weights.values()) for stage, weight in weights.items()}
+
+
+@pytest.mark.parametrize(
+    ("policy", "lost", "distances"),
+    [
+        pytest.param("checkfree", (2,), {2: {1: 1, 3: 1}}, id="interior"),
+        pytest.param("checkfree_plus", (3,), {3: {2: 1, 4: 1}}, id="interior-swapped", marks=pytest.mark.full),
+        pytest.param("checkfree", (1,), {1: {2: 1}}, id="S1"),
+        pytest.param("checkfree_plus", (4,), {4: {3: 1}}, id="swap-partner"),
+        pytest.param("checkfree", (2, 3), {2: {1: 1, 4: 2}, 3: {1: 2, 4: 1}}, id="adjacent"),
+    ],
+)
+def test_every_tensor_is_what_numpy_makes_of_the_neighbours(
+    policy: str, lost: tuple[int, ...], distances: dict[int, dict[int, int]]
+) -> None:
+    manifest = manifest_of(
+        NUM_BLOCK_STAGES,
+        max_steps=LAST + 3,
+        optimizer__clip_norm=0.05,
+        recovery={"policy": policy, "rebuild_grace_s": 0.0, "newcomer_wait_s": 600.0},
+    )
+    dumps = lose(manifest, *lost)
+    after = {n: w for (_, step), weights in dumps.after.items() if step == LAST for n, w in weights.items()}
+    for stage in lost:
+        shares = own_shares(manifest, dumps, distances[stage])
+        assert dumps.shares[stage] == pytest.approx(shares, rel=1e-6)
+        worst = assert_rebuilt(dumps.made[stage], expected(manifest, stage, shares, after))
+        assert dumps.moments[stage] == 0.0
+        print(f"{policy}, stage {stage} of {shares}: {worst:.1e}")

@@ -111,6 +111,7 @@ def test_bits_are_those_of_an_undisturbed_run_when_a_newcomer_takes_over(tmp_pat
         ended(made, nodes[LEFT])
         assert end(made) == undisturbed
         assert made.events(newcomer, "committed"), "it took part"
+        assert [(e["stage"], e["rung"]) for e in made.events(nodes[0], "recovered")] == [(LEFT, "handover")]
 
 
 # ---- nobody has room to compute it ----
@@ -176,6 +177,7 @@ def test_a_neighbour_parks_it_and_the_run_goes_on_exactly_when_somebody_comes(tm
             assert (copied["state_id"], copied["from"]) == (parked["state_id"], [made.running(keeper).peer])
             assert not seat_of(made, keeper), "it is not kept any longer"
         assert end(made) == undisturbed
+        assert [(e["stage"], e["rung"]) for e in made.events(made.nodes[0], "recovered")] == [(LEFT, "parked")] * 3
 
 
 # ---- a large one ----

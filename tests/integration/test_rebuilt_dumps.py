@@ -1,0 +1,120 @@
+"""The only holder of a middle stage is killed in a swarm of real processes, and what the newcomer is given is recomputed from
+`regrow debug dump`s: of all stages before the last committed step, of the neighbours after it, of the rebuilt stage before its
+first commit.
+
+The organiser's orders make the run stand still where it is looked at: a lost stage is rebuilt in a paused run too.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load
+
+from node import http_client
+from node.data.files import BlobFiles
+from node.data.store import open_token_store
+from node.demo.process import NodeProcess
+from node.keys import OrganiserKey, sign_order
+from tests.integration.ends import Ending
+from tests.integration.test_numerics_over_grpc import NUM_BLOCK_STAGES, real_manifest
+from tests.numerics.rebuilt import Arrays, assert_rebuilt, expected, gradient_norms
+from tests.tools.command import regrow
+from tests.tools.swarm import Swarm, swarm, wait_for
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
+LIMIT_S = 90.0
+LOST = 2
+NEIGHBOURS = (1, 3)
+MAX_TRIES = 20
+
+
+class Organiser:
+    """Pauses and resumes a run without the time that a command takes to start."""
+
+    def __init__(self, made: Swarm) -> None:
+        self.made = made
+        self.key = OrganiserKey.load(made.nodes[0].state_dir / "organiser.key")
+        self.run_id = str(made.status(made.nodes[0])["run_id"])
+
+    def order(self, *actions: str) -> None:
+        address = self.made.running(self.made.nodes[0]).http
+        for action in actions:
+            signed = sign_order(self.key, self.run_id, action, time.time_ns() // 1000)  # type: ignore[arg-type]
+            body = json.dumps({"action": signed.action, "serial": signed.serial, "signature": signed.signature}).encode()
+            b"".join(http_client.stream(address, "/order", body=body))
+
+    def paused(self, after: int = -1) -> int:
+        """The step at which everybody stands still, above `after`."""
+
+        def step() -> int:
+            told = [self.made.status(node) for node in self.made.nodes]
+            same = {(t.get("phase"), t.get("step")) for t in told} == {("paused", told[0].get("step"))}
+            applied = all(seat["step"] == told[0]["step"] for t in told for seat in t.get("seats", ()))
+            return int(told[0]["step"]) if same and applied and told[0]["step"] > after else 0
+
+        return int(wait_for("the run is paused", step, LIMIT_S, self.made.situation))
+
+
+def dump(made: Swarm, node: NodeProcess, stage: int) -> Arrays:
+    """As the command writes it."""
+    out = node.state_dir / f"stage{stage}.safetensors"
+    ended = regrow("debug", "dump", "--state-dir", node.state_dir, "--stage", stage, "--out", out)
+    assert ended.code == 0, f"{ended.err}\n{made.situation()}"
+    return dict(load(out.read_bytes()))
+
+
+def dumps(made: Swarm) -> Arrays:
+    """Of all stages, by the request that the command makes."""
+    read = [http_client.get(made.running(node).http, f"/debug/dump?stage={stage}") for stage, node in enumerate(made.nodes)]
+    return {name: array for data in read for name, array in load(data).items()}
+
+
+def one_step(made: Swarm, organiser: Organiser) -> tuple[Arrays, int]:
+    """(weights of all stages before the last committed step, that step) of a run that is paused after it."""
+    organiser.order("pause")
+    before = organiser.paused()
+    for _ in range(MAX_TRIES):
+        weights = dumps(made)
+        organiser.order("resume", "pause")
+        step = organiser.paused(after=before)
+        if step == before + 1:
+            return weights, step
+        before = step
+    raise AssertionError(f"more than one step in each of {MAX_TRIES} tries")
+
+
+def test_what_a_newcomer_is_given_is_what_numpy_makes_of_the_neighbours_dumps(tmp_path: Path) -> None:
+    manifest, path = real_manifest(
+        tmp_path,
+        max_steps=10_000,
+        optimizer__warmup_steps=0,
+        recovery={"policy": "checkfree_plus", "rebuild_grace_s": 0.0, "newcomer_wait_s": 600.0},
+    )
+    with swarm(tmp_path) as made:
+        nodes = list(made.launch(path, NUM_BLOCK_STAGES))
+        made.wait_step(3, LIMIT_S)
+        before, step = one_step(made, Organiser(made))
+        after = {name: array for stage in NEIGHBOURS for name, array in dump(made, nodes[stage], stage).items()}
+        ending = Ending(nodes[LOST])
+        ending.send(signal.SIGKILL)
+        ending.check()
+        newcomer = made.join(made.running(nodes[0]).invite, name="newcomer")
+        rebuilt = wait_for("it is rebuilt", lambda: made.events(newcomer, "transfer"), LIMIT_S, made.situation)[0]
+        seat = made.status(newcomer)["seats"][0]
+        assert (seat["stage"], seat["step"], seat["state_id"]) == (LOST, step, rebuilt["state_id"]), "no commit since"
+        given = dump(made, newcomer, LOST)
+        decided = made.events(nodes[0], "rebuild")[-1]
+
+    store = open_token_store(manifest, BlobFiles(tmp_path / "cache"))
+    microbatches: list[np.ndarray] = [store.microbatch(step, m) for m in range(manifest.batch.num_microbatches)]
+    norms = gradient_norms(manifest, before, microbatches)
+    shares = {stage: norms[stage] / sum(norms[s] for s in NEIGHBOURS) for stage in NEIGHBOURS}
+    assert {s["stage"]: s["coefficient"] for s in decided["sources"]} == pytest.approx(shares, rel=1e-6)
+    worst = assert_rebuilt(given, expected(manifest, LOST, shares, after))
+    print(f"step {step}, stage {LOST} of {shares}: {worst:.1e}")

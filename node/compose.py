@@ -34,7 +34,6 @@ from node.keys import OrganiserKey
 from node.limits import Limits, parse_size
 from node.machine import free_disk
 from node.manifest_file import load
-from node.mixing import Mixer
 from node.network import Home, Network, Opening, Run, bounded, settle
 from node.newcomer import Newcomer
 from node.past import Past
@@ -303,7 +302,7 @@ class _Node:
         network.transport.tune(chunk_bytes=chunk_bytes, max_payload_bytes=_max_payload_bytes(manifest))
         network.directory.num_stages = manifest.num_stages
         network.guests.judge_by(judge_of(manifest, self._clock))
-        self._shelf.fill(state, executor, Mixer(state, executor, network.donors))
+        self._shelf.fill(state, executor, runtime.mixer)
         self._desk.open(state, runtime, network.directory, network.transport)
         self._spawn(group, network.http.serve(), "http")
         self._spawn(group, self._raise_refusal(), "refusals")

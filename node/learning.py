@@ -10,7 +10,6 @@ sets its donor aside for a growing while; where none is left, the learner waits 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,7 +28,8 @@ from node.ports import (
     StateRange,
     Update,
 )
-from node.range_book import COPY_ELEMENTS, STATE_BYTES, WEIGHT_BYTES, Errand, RangeBook
+from node.range_book import COPY_ELEMENTS, STATE_BYTES, WEIGHT_BYTES, Errand, RangeBook, Rank, as_it_comes
+from node.waiting import first_fault, wait_for_news
 from protocol.events import Learned, LearningGoesOn
 from protocol.ids import PeerId, StateId
 from protocol.messages import Contact
@@ -46,6 +46,8 @@ PATIENCE_HEARTBEATS = 2.0
 MAX_PAUSE_S = 30.0
 POLLS_PER_HEARTBEAT = 8
 MAX_STATES_TOLD = 8
+MAX_MISSES = 8
+"""In a row: so often a donor may say that it does not hold a state yet, of which it may hear later than the learner."""
 NO_ESTIMATE_S = 1e9
 """Seconds left where nothing comes at present."""
 
@@ -75,8 +77,8 @@ class Means:
     """The state is made here for the first time: nobody can tell its digest."""
     state_bytes: int = STATE_BYTES
     """Of an element that is fetched; weights without moments are of a state whose moments are zero."""
-    rank: Callable[[PeerId, int], int] = lambda _peer, _first: 0
-    """Which ranges a donor is asked for first: see `node.range_book.Rank`."""
+    rank: Callable[[PeerId], Rank] = lambda _peer: as_it_comes
+    """Which ranges a donor is asked for first."""
 
 
 @dataclass(slots=True)
@@ -89,6 +91,8 @@ class Tally:
     mismatches: int = 0
     """How often a state that it had a part in had another digest than was told, since it had a part in a right one."""
     aside_until: float = -math.inf
+    misses: int = 0
+    """How often in a row it did not hold a state at all."""
     quiet_until: float = -math.inf
     """It does not hold what was asked for yet."""
 
@@ -145,7 +149,7 @@ class Learner:
                 self._hire(group)
                 await self._examine()
                 self._report()
-                await _wait(news, self.heartbeat_s)
+                await wait_for_news(news, self.heartbeat_s)
 
     # ---- donors ----
 
@@ -184,9 +188,9 @@ class Learner:
                     if errand:
                         self._send_for(errand, source, hands)
                     else:
-                        await _wait(news, self._look_after_s())
+                        await wait_for_news(news, self._look_after_s(peer))
         except* PeerError as errors:
-            self._set_aside(peer, _first_reason(errors))
+            self._set_aside(peer, first_fault(errors).reason)
         finally:
             self._working.discard(peer)
             self.wake()
@@ -207,12 +211,12 @@ class Learner:
         tally, now = self._tally(peer), self.means.clock.monotonic()
         if not tally.pace.has_room or now < tally.quiet_until:
             return None
-        rank = self.means.rank
-        return self._book.take(self._lead, now, self._steal_after_s(peer), peer, lambda first: rank(peer, first))
+        return self._book.take(self._lead, now, self._steal_after_s(peer), peer, self.means.rank(peer))
 
-    def _look_after_s(self) -> float:
+    def _look_after_s(self, peer: PeerId) -> float:
         """When to look for errands again though there was no news: soon where somebody may be late or have more."""
-        soon = any(part.takers or part.missing_since for part in self._book.parts)
+        is_quiet = self.means.clock.monotonic() < self._tally(peer).quiet_until
+        soon = is_quiet or any(part.takers for part in self._book.parts)
         return self.heartbeat_s / POLLS_PER_HEARTBEAT if soon else self.heartbeat_s
 
     def _steal_after_s(self, peer: PeerId) -> float:
@@ -254,11 +258,13 @@ class Learner:
         try:
             found = await self._fetch(errand, source, tally)
         except NotHeldError:
-            if errand.replay is None:
-                raise
             now = self.means.clock.monotonic()
-            self._book.miss(errand, self._lead, now)
             tally.quiet_until = now + self.heartbeat_s / POLLS_PER_HEARTBEAT
+            if errand.replay:
+                self._book.miss(errand, self._lead, now)
+            elif tally.misses >= MAX_MISSES:
+                raise
+            tally.misses += errand.replay is None
             return
         except BusyError:
             if not tally.pace.yields():
@@ -268,7 +274,7 @@ class Learner:
             if not self._book.is_late(errand):
                 await self._put(errand, found)
         self._num_bytes += errand.num_bytes
-        tally.failures = 0
+        tally.failures = tally.misses = 0
 
     async def _fetch(self, errand: Errand, source: Donor, tally: Tally) -> StateRange:
         part, replay, began = errand.part, errand.replay, self.means.clock.monotonic()
@@ -359,16 +365,3 @@ class Learner:
         left = self._book.bytes_needed(self._lead) / rate if rate else NO_ESTIMATE_S
         total = self.means.state_bytes * self.num_elements
         self.tell(LearningGoesOn(self.stage, self._num_bytes, total, min(left, NO_ESTIMATE_S), len(self._working)))
-
-
-async def _wait(news: asyncio.Event, seconds: float) -> None:
-    """For news, but not for long."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await news.wait()
-
-
-def _first_reason(errors: BaseExceptionGroup[PeerError]) -> str:
-    """Of what several requests ended with: they break together."""
-    first = errors.exceptions[0]
-    return first.reason if isinstance(first, PeerError) else _first_reason(first)

@@ -1,62 +1,143 @@
 """A neighbour's part in a rebuild: it mixes ranges of a lost stage of its own weights and those of the neighbour beyond it.
 
-So a newcomer receives one stage and not two, from two nodes at once, and no node needs more than a few ranges of memory. What
-is mixed is what the decided `Rebuild` names: state_ids and coefficients. Nothing is mixed for anybody else's numbers.
+So a newcomer receives one stage and not two, from two nodes at once. Each neighbour mixes its own share before it is asked
+(`node.ahead`), and ranges of another one's share on request, where that one is slow or gone. What is given is what the decided
+`Rebuild` names: state_ids and coefficients. Nothing is mixed for anybody else's numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from node.ports import Donor, Neighbours, NotHeldError, PeerError, StageExecutor, StateFacts, StateRange
-from node.range_book import STATE_BYTES
+from node.ahead import Ahead, Means, Weights
+from node.ports import Clock, Donor, Neighbours, NotHeldError, PeerError, StageExecutor, StateFacts, StateRange
+from node.range_book import COPY_ELEMENTS, WEIGHT_BYTES, Rank
+from protocol.averaging import averagers, holds
+from protocol.commands import MixAhead
 from protocol.ids import PeerId, StateId
 from protocol.messages import Contact
 from protocol.node_state import NodeState
 from protocol.records import Rebuild, Source
 from protocol.replays import Replay
-from protocol.seat import SeatPhase
-
-WEIGHT_BYTES = 4
+from protocol.sizes import stage_parameters
 
 
 @dataclass(frozen=True, slots=True)
 class Mixer:
-    """Of one node. Holds nothing between two calls."""
+    """Of one node. Holds what was mixed ahead, a share of a stage's weights for each lost stage."""
 
     state: NodeState
     executor: StageExecutor
     neighbours: Neighbours
+    clock: Clock
+    range_elements: int = COPY_ELEMENTS
+    _aheads: dict[int, Ahead] = field(default_factory=dict)
+    _failures: dict[PeerId, int] = field(default_factory=dict)
+
+    # ---- ahead ----
+
+    def begin(self, command: MixAhead) -> Ahead:
+        """Take up a share, with what is mixed of the same sources already; the caller runs it."""
+        before = self._aheads.pop(command.stage, None)
+        mine, other = sorted(command.sources, key=lambda source: not self._holds(source))
+        means = Means(
+            self.neighbours,
+            self.clock,
+            self.state.config.manifest.timing.heartbeat_s,
+            lambda source: contacts_of_stage(self.state, source.stage),
+            lambda first, theirs: self._mixed_with(command.sources, mine, first, theirs),
+        )
+        share = share_of(command.part, command.parts, self._num_elements(command.stage), self.range_elements)
+        ahead = Ahead(command, share, other, means, lambda: self.state.chain.state_ids[command.stage])
+        if before:
+            if before.command.sources == command.sources:
+                ahead.ready |= before.ready
+            before.close()
+        self._aheads[command.stage] = ahead
+        return ahead
+
+    def stop(self, stage: int) -> None:
+        """What was mixed of the stage is freed."""
+        ahead = self._aheads.pop(stage, None)
+        if ahead:
+            ahead.close()
+
+    def wake(self) -> None:
+        """Something was decided."""
+        for ahead in self._aheads.values():
+            ahead.wake()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are mixed and kept."""
+        return sum(part.nbytes for ahead in self._aheads.values() for part in ahead.ready.values())
+
+    def _num_elements(self, stage: int) -> int:
+        return stage_parameters(self.state.config.manifest, stage)
+
+    async def _mixed_with(self, sources: tuple[Source, ...], mine: Source, first: int, theirs: Weights) -> memoryview:
+        count = len(memoryview(theirs).cast("B")) // WEIGHT_BYTES
+        own = await self._own_part(mine, first, count)
+        parts = [own if source == mine else theirs for source in sources]
+        return await self.executor.mix(parts, [source.coefficient for source in sources])
+
+    # ---- on request ----
 
     async def mixed_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange | None:
         """Weights of the stage that is rebuilt as `state_id`. None where no such rebuild is decided, or this node holds none of
         its sources (any more). Raises `PeerError` where nobody gives the other part."""
-        rebuild = self.state.chain.rebuilds.get(stage)
-        if rebuild is None or self.state.chain.state_ids[stage] != state_id:
+        rebuild = self._rebuild(stage, state_id)
+        if rebuild is None or not any(self._holds(source) for source in rebuild.sources):
             return None
-        if not any(self._holds(source) for source in rebuild.sources):
+        ahead, data = self._aheads.get(stage), None
+        if ahead and ahead.command.sources == rebuild.sources:
+            data = await ahead.get(state_id, first, count)
+        if data is None:
+            parts = [await self._part(source, first, count) for source in rebuild.sources]
+            data = await self.executor.mix(parts, [source.coefficient for source in rebuild.sources])
+        if self._rebuild(stage, state_id) is None:
             return None
-        parts = [await self._part(source, first, count) for source in rebuild.sources]
-        data = await self.executor.mix(parts, [source.coefficient for source in rebuild.sources])
         return StateRange(facts_of(rebuild, state_id, self.state.config.manifest.recovery.lr_factor), data)
 
-    def _holds(self, source: Source) -> bool:
-        seat = self.state.bench.seats.get(source.stage)
-        return seat is not None and seat.phase is not SeatPhase.LEARNING and seat.state.state_id == source.state_id
+    def _rebuild(self, stage: int, state_id: StateId) -> Rebuild | None:
+        chain = self.state.chain
+        return chain.rebuilds.get(stage) if chain.state_ids[stage] == state_id else None
 
-    async def _part(self, source: Source, first: int, count: int) -> bytes | bytearray | memoryview:
+    def _holds(self, source: Source) -> bool:
+        return holds(self.state.bench.seats, source)
+
+    async def _own_part(self, source: Source, first: int, count: int) -> memoryview:
+        """Raises `NotHeldError` where an update changed it, before or while it was read."""
         if self._holds(source):
-            return await self.executor.export(source.stage, "weights", first, count)
+            data = await self.executor.export(source.stage, "weights", first, count)
+            if self._holds(source):
+                return data
+        raise NotHeldError(self.state.config.member.peer, f"this node no longer holds stage {source.stage} as it is named")
+
+    async def _part(self, source: Source, first: int, count: int) -> Weights:
+        if self._holds(source):
+            return await self._own_part(source, first, count)
         failure = PeerError("", f"nobody holds stage {source.stage}, of which this one is to be made")
-        for contact in contacts_of_stage(self.state, source.stage):
+        contacts = contacts_of_stage(self.state, source.stage)
+        for contact in sorted(contacts, key=lambda c: self._failures.get(c.peer, 0)):
             try:
                 async with self.neighbours.visit(contact) as neighbour:
-                    return await neighbour.weights_range(source.stage, source.state_id, first, count)
+                    data = await neighbour.weights_range(source.stage, source.state_id, first, count)
+                self._failures.pop(contact.peer, None)
+                return data
             except PeerError as error:
+                self._failures[contact.peer] = self._failures.get(contact.peer, 0) + 1
                 failure = error
         raise failure
+
+
+def share_of(part: int, parts: int, num_elements: int, range_elements: int) -> list[tuple[int, int]]:
+    """(first, count) of the ranges of share number `part` of `parts`, which are equal but for a range."""
+    total = -(-num_elements // range_elements)
+    firsts = range(part * total // parts * range_elements, (part + 1) * total // parts * range_elements, range_elements)
+    return [(first, min(range_elements, num_elements - first)) for first in firsts]
 
 
 def facts_of(rebuild: Rebuild, state_id: StateId, lr_factor: float) -> StateFacts:
@@ -79,14 +160,29 @@ class RebuildSyllabus:
     stage: int
     state_id: StateId
     sources: tuple[Source, ...]
+    range_elements: int = COPY_ELEMENTS
 
     def donors(self, _stage: int) -> tuple[Contact, ...]:
-        """Those that can mix."""
-        me = self.state.config.member.peer
+        """Those that can mix, averagers first."""
+        me, chain = self.state.config.member.peer, self.state.chain
         found = {c.peer: c for source in self.sources for c in contacts_of_stage(self.state, source.stage)}
-        if any(s.member.peer == me for source in self.sources for s in self.state.chain.holders(source.stage)):
+        if any(s.member.peer == me for source in self.sources for s in chain.holders(source.stage)):
             found[me] = Contact(me, "")
-        return tuple(found.values())
+        team = averagers(chain, self.sources)
+        return tuple(found[peer] for peer in dict.fromkeys([*team, *found]) if peer in found)
+
+    def rank(self, peer: PeerId) -> Rank:
+        """A donor is asked for its own share in the order in which it is mixed, then for those of others from their end."""
+        team, num_elements = averagers(self.state.chain, self.sources), self.num_elements
+        mine = set[int]()
+        if peer in team:
+            mine = {first for first, _ in share_of(team.index(peer), len(team), num_elements, self.range_elements)}
+        return lambda first: first if first in mine else 2 * num_elements - first
+
+    @property
+    def num_elements(self) -> int:
+        """Of the stage."""
+        return stage_parameters(self.state.config.manifest, self.stage)
 
     def head(self, _stage: int) -> StateId:
         """What is to be made."""
@@ -129,10 +225,7 @@ class _Mixed:
 
     async def state_range(self, stage: int, first: int, count: int) -> StateRange:
         """See `Donor`."""
-        found = await self.mixed_range(stage, self.state_id, first, count)
-        data = bytearray(STATE_BYTES * count)
-        data[: WEIGHT_BYTES * count] = found.data
-        return StateRange(found.facts, data)
+        return await self.mixed_range(stage, self.state_id, first, count)
 
     async def gradient_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
         """See `Donor`; a state that is made here has no update that led to it."""

@@ -208,7 +208,8 @@ class StageExecutor(Protocol):
         """A range of the kept reduced gradient whose update led to that age; None if it is not kept (any more)."""
 
     async def mix(self, parts: list[bytes | bytearray | memoryview], coefficients: list[float]) -> memoryview:
-        """Sum of coefficient x part, in f32 and in the given order. Parts are equally many little-endian f32."""
+        """Sum of coefficient x part, in f32 and in the given order. Parts are equally many little-endian f32. `PeerError('',
+        reason)` if the sum is not finite."""
 
     async def drop(self, stage: int) -> None:
         """Forget the seat."""

@@ -25,7 +25,8 @@ Rank = Callable[[int], int]
 """Of the range that begins with this element: of those to be fetched the lowest comes first."""
 
 
-def _as_it_comes(_first: int) -> int:
+def as_it_comes(_first: int) -> int:
+    """In the order of the elements."""
     return 0
 
 
@@ -74,7 +75,7 @@ class RangeBook:
         self.parts = [Part(first, min(range_elements, num_elements - first)) for first in firsts]
         self._patience_s, self._state_bytes = patience_s, state_bytes
 
-    def take(self, lead: Lead, now: float, steal_after_s: float, peer: PeerId, rank: Rank = _as_it_comes) -> Errand | None:
+    def take(self, lead: Lead, now: float, steal_after_s: float, peer: PeerId, rank: Rank = as_it_comes) -> Errand | None:
         """The most urgent errand for this donor. Ranges one or two updates behind come first, the stalest in front, as their
         gradients are not kept for long; then those that must be fetched, by `rank`. Where nothing else is left, one that
         somebody else has been at for `steal_after_s` already."""

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from node.learning import Learner, Means
@@ -28,6 +28,7 @@ from node.ports import (
     StageExecutor,
     Update,
 )
+from node.range_book import WEIGHT_BYTES
 from node.reduce import Reducer
 from node.syllabus import ChainSyllabus
 from protocol.commands import (
@@ -41,6 +42,7 @@ from protocol.commands import (
     Introduce,
     KeepGradients,
     Learn,
+    MixAhead,
     Note,
     PublishLease,
     Reduce,
@@ -50,14 +52,13 @@ from protocol.commands import (
     SendMessage,
     SendPayload,
     StopLearning,
+    StopMixing,
 )
 from protocol.events import (
     Applied,
     CommandFailed,
     ComputeDone,
     Event,
-    Learned,
-    LearningGoesOn,
     LeasesSeen,
     LeaveAsked,
     MessageReceived,
@@ -74,8 +75,6 @@ TICKS_PER_HEARTBEAT = 4
 MAX_RIVALS = 8
 LOOK_UNSEATED_S = 1.0
 TOMBSTONE_S = 2.0
-SECTIONS_OF_STATE = 3
-"""Weights and two moments; of a lost stage only weights are sent."""
 log = logging.getLogger(__name__)
 
 
@@ -127,6 +126,8 @@ class Runtime:
     _reducing: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     _learning: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     _learners: dict[int, Learner] = field(default_factory=dict)
+    mixer: Mixer = field(init=False)
+    _mixing: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     _head: RecordId = ""
     _do: dict[type, Callable[[Any], object]] = field(default_factory=dict)
     _broken: bool = False
@@ -136,6 +137,7 @@ class Runtime:
         ports, config = self.ports, self.state.config
         patience_s = config.manifest.timing.first_microbatch_s
         self._reducer = Reducer(config.member.peer, ports.transport, ports.executor, ports.pool, patience_s)
+        self.mixer = Mixer(self.state, ports.executor, ports.donors, ports.clock)
         self._do = self._table()
 
     async def run(self) -> Exit:
@@ -173,6 +175,7 @@ class Runtime:
             self._head = self.state.chain.head
             for learner in self._learners.values():
                 learner.wake()
+            self.mixer.wake()
 
     def _table(self) -> dict[type, Callable[[Any], object]]:
         ports = self.ports
@@ -184,6 +187,8 @@ class Runtime:
             CreateSeat: lambda c: self._spawn(self._create(c), f"create stage {c.stage}"),
             Learn: self._learn,
             Regrow: self._regrow,
+            MixAhead: self._mix_ahead,
+            StopMixing: lambda c: self._stop_mixing(c.stage),
             StopLearning: lambda c: self._stop_learning(c.stage),
             KeepGradients: lambda c: self._spawn(
                 ports.executor.keep_gradients(c.stage, c.count), f"keep gradients of stage {c.stage}"
@@ -343,7 +348,7 @@ class Runtime:
 
     async def _study(self, stage: int) -> None:
         means = Means(self.ports.donors, self.ports.executor, ChainSyllabus(self.state), self.ports.clock)
-        await self._fill(stage, means, self.dispatch)
+        await self._fill(stage, means)
 
     def _regrow(self, command: Regrow) -> None:
         self._stop_learning(command.stage)
@@ -352,21 +357,27 @@ class Runtime:
     async def _make(self, command: Regrow) -> None:
         """Make a lost stage of its neighbours' weights: a copy whose donors mix, and whose moments are zero."""
         ports, stage, state_id = self.ports, command.stage, command.state_id
-        mixer = Mixer(self.state, ports.executor, ports.donors)
-        donors = MixedDonors(ports.donors, mixer, self.state.config.member.peer, state_id)
+        donors = MixedDonors(ports.donors, self.mixer, self.state.config.member.peer, state_id)
         syllabus = RebuildSyllabus(self.state, stage, state_id, command.sources)
+        means = Means(donors, ports.executor, syllabus, ports.clock, True, WEIGHT_BYTES, syllabus.rank)
+        await self._fill(stage, means)
 
-        def tell(event: Learned | LearningGoesOn) -> None:
-            weights_only = replace(event, num_bytes=event.num_bytes // SECTIONS_OF_STATE)
-            self.dispatch(weights_only)
+    def _mix_ahead(self, command: MixAhead) -> None:
+        task = self._mixing.pop(command.stage, None)
+        if task:
+            task.cancel()
+        work = self.mixer.begin(command).run()
+        self._mixing[command.stage] = self._spawn(work, f"mix stage {command.stage} ahead")
 
-        await self._fill(stage, Means(donors, ports.executor, syllabus, ports.clock, is_new=True), tell)
+    def _stop_mixing(self, stage: int) -> None:
+        self._mixing.pop(stage).cancel()
+        self.mixer.stop(stage)
 
-    async def _fill(self, stage: int, means: Means, tell: Callable[[Learned | LearningGoesOn], None]) -> None:
+    async def _fill(self, stage: int, means: Means) -> None:
         info = await self.ports.executor.blank(stage)
         self._reducer.seat(stage, info.num_elements)
         heartbeat_s = self.state.config.manifest.timing.heartbeat_s
-        learner = Learner(stage, info.num_elements, means, heartbeat_s, tell, self._on_bad_donor)
+        learner = Learner(stage, info.num_elements, means, heartbeat_s, self.dispatch, self._on_bad_donor)
         self._learners[stage] = learner
         await learner.run()
 

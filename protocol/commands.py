@@ -95,6 +95,24 @@ class Regrow:
 
 
 @dataclass(frozen=True, slots=True)
+class MixAhead:
+    """Mix share number `part` of `parts` equal ones of a lost stage, and keep it for the newcomer. Ranges that are mixed of the
+    same sources already are kept too. No outcome; ends with StopMixing."""
+
+    stage: int
+    sources: tuple[Source, ...]
+    part: int
+    parts: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopMixing:
+    """What was mixed of the stage is of no use any more. No outcome."""
+
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
 class StopLearning:
     """The seat takes part in steps now, with the state that it has. No outcome."""
 
@@ -197,6 +215,8 @@ Command = (
     | CreateSeat
     | Learn
     | Regrow
+    | MixAhead
+    | StopMixing
     | StopLearning
     | KeepGradients
     | DropSeat

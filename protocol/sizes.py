@@ -2,7 +2,8 @@
 
 Parameters are exact. Memory is an estimate of the peak: state and gradients are exact, activations are counted tensor by tensor
 for what a backward pass retains, and the rest is room for buffers whose number is bounded elsewhere. It leaves out what another
-program takes, and the reduced gradients that are kept while somebody learns the stage (8 bytes per parameter for a while).
+program takes, the reduced gradients that are kept while somebody learns the stage (8 bytes per parameter for a while), and what
+a neighbour averages of a lost stage (2 bytes per parameter of that stage until it is back, where each stage has one holder).
 
 Legend: D hidden size, F intermediate size, V vocabulary, W width of all key/value heads, N rows (tokens) of a microbatch.
 """

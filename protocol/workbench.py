@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from protocol.averaging import Averaging
 from protocol.chain import Chain
 from protocol.checks import STEPS_AHEAD, evaluation_misfit, open_misfit, payload_misfit, reduce_misfit
 from protocol.commands import (
@@ -63,6 +64,7 @@ class Workbench:
     def __init__(self, manifest: Manifest, me: PeerId, chain: Chain) -> None:
         self.custody = Custody(manifest, me, chain, self._emit, self._tell_leader)
         self.seats = self.custody.seats
+        self._averaging = Averaging(manifest, me, chain, self.seats, self._emit)
         self.open: OpenStep | None = None
         self.leader: PeerId = ""
         self.ballot: Ballot = NO_BALLOT
@@ -113,6 +115,7 @@ class Workbench:
         """Forget everything that is open; `leader` coordinates the other one."""
         self.close()
         self.custody.begin_anew(why)
+        self._averaging.look()
         self.leader, self.ballot = leader, NO_BALLOT
         self._pending = self._pending_evaluation = self._stalled = None
         self._voided = (NO_BALLOT, 0, 0)
@@ -146,6 +149,7 @@ class Workbench:
 
     def go_on(self, now: float) -> None:
         """Something changed: begin what is pending and possible now; look again at payloads that came early."""
+        self._averaging.look()
         if self.open and self.open.parent != self._chain.head:
             self.close_attempt()
         step = self._pending

@@ -4,12 +4,13 @@ regrowth: a newcomer mixes a lost stage of the states of its neighbours.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
-from node.sim.machine import SimSeat
+from node.sim.machine import SimSeat, require
 from node.sim.nodes import SimNode
 from node.sim.surroundings import Surroundings
-from protocol.commands import KeepGradients, Learn, Regrow, StopLearning
+from protocol.commands import KeepGradients, Learn, MixAhead, Regrow, StopLearning, StopMixing
 from protocol.events import Learned, LearningGoesOn
 from protocol.ids import hash_of
 
@@ -27,7 +28,23 @@ class Copies:
         self._world = world
         self._learning: dict[tuple[SimNode, int], int] = {}
         self._round = 0
-        self.num_copied = self.num_failed = self.num_mixed = 0
+        self.ahead: dict[tuple[SimNode, int], tuple[MixAhead, float]] = {}
+        """What averagers mix before they are asked, by node and stage, and when it is there."""
+        self.num_copied = self.num_failed = self.num_mixed = self.num_used = 0
+
+    def mix_ahead(self, node: SimNode, command: MixAhead) -> None:
+        """A share of a lost stage, of which the node holds one source and fetches the other."""
+        held = [s.stage in node.seats and node.seats[s.stage].state_id == s.state_id for s in command.sources]
+        require(held.count(True) == 1 and len(held) == 2, f"{node!r} is to do {command} and holds {node.seats}")
+        network, (other,) = self._world.network, [s for s, mine in zip(command.sources, held, strict=True) if not mine]
+        holder = self._holder(node, other.stage, other.state_id)
+        rate = min(network.rate(node.peer), network.rate(holder.peer) if holder else math.inf)
+        seconds = STATE_BYTES / STATE_VECTORS / command.parts / rate * self._world.rng.uniform(1.0, 2.0)
+        self.ahead[node, command.stage] = command, self._world.now + seconds
+
+    def stop_mixing(self, node: SimNode, command: StopMixing) -> None:
+        """It is of no use any more."""
+        del self.ahead[node, command.stage]
 
     def learn(self, node: SimNode, command: Learn) -> None:
         """A seat without state, to be filled."""
@@ -52,8 +69,17 @@ class Copies:
             return
         donors = [donor for donor in found if donor]
         seconds = max(self._seconds(node, donor, first=False) for donor in donors)
+        seconds = max(seconds, *(self._mixed_in_s(donor, command, seconds) for donor in donors))
         world.handle(node, LearningGoesOn(command.stage, 0, STATE_BYTES, seconds, len(donors)))
         world.post(world.now + seconds, node, self._mixed, node, command, round_, donors, seconds)
+
+    def _mixed_in_s(self, donor: SimNode, command: Regrow, asked_s: float) -> float:
+        """When the donor's share is there: mixed ahead, or on request in twice the time."""
+        ahead, at = self.ahead.get((donor, command.stage), (None, 0.0))
+        if ahead is None or ahead.sources != command.sources:
+            return 2 * asked_s if len(command.sources) > 1 else asked_s
+        self.num_used += 1
+        return at - self._world.now
 
     def _holder(self, node: SimNode, stage: int, state_id: str) -> SimNode | None:
         """Somebody with that state; the node itself may be one."""

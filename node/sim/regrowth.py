@@ -95,7 +95,11 @@ class Regrowth:
         for stage in range(self.num_stages):
             require(bool(self.watch.place.active(stage)), f"stage {stage} has no holder: {self._situation()}")
         self._check_told(lost)
+        copies = world.works.copies
+        left = [f"{node!r} stage {stage}" for node, stage in copies.ahead if not node.dead]
+        require(not left, f"still mixed ahead, though all is back: {left}")
         self.counts.update(self.watch.num_checked)
+        self.counts["mixed ahead"] += copies.num_used
         return Regrown(self.seed, self.cell, len(self.watch.commits), after - struck_at, self.counts)
 
     def _check_told(self, lost: list[int]) -> None:

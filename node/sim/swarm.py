@@ -9,7 +9,6 @@ from random import Random
 from typing import Any
 
 from node.holdings import Holdings
-from node.mixing import Mixer
 from node.payloads import HandlePool
 from node.ports import StageExecutor
 from node.runtime import Observers, Ports, Runtime
@@ -111,14 +110,15 @@ class MemorySwarm:
         donors = MemoryDonors(library)
         ports = Ports(VirtualClock(), directory, transport, node.executor, pool, node.sink, donors)
         holdings = Holdings(lambda: state.bench.seats, node.executor)
-        library.add(peer, holdings, Mixer(state, node.executor, donors))
 
         def on_event(event: Event) -> None:
             holdings.observe(event)
             if self.watch:
                 self.watch(node, event)
 
-        node.exit = await self._live(node, Runtime(ports, state, observers=Observers(on_event)))
+        runtime = Runtime(ports, state, observers=Observers(on_event))
+        library.add(peer, holdings, runtime.mixer)
+        node.exit = await self._live(node, runtime)
         library.remove(peer)
         if self.at_end and not node.killed:
             await self.at_end(node)

@@ -28,9 +28,11 @@ from protocol.commands import (
     DropSeat,
     KeepGradients,
     Learn,
+    MixAhead,
     Reduce,
     Regrow,
     StopLearning,
+    StopMixing,
     Work,
 )
 from protocol.events import Applied, CommandFailed, ComputeDone, Reduced, SeatCreated
@@ -76,6 +78,8 @@ class Works:
             Discard: self._discard,
             Learn: self.copies.learn,
             Regrow: self.copies.regrow,
+            MixAhead: self.copies.mix_ahead,
+            StopMixing: self.copies.stop_mixing,
             StopLearning: self.copies.stop,
             KeepGradients: self.copies.keep,
         }

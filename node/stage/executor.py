@@ -88,6 +88,8 @@ class TorchExecutor:
                 scaled = torch.frombuffer(bytearray(part), dtype=torch.float32) * coefficient
                 total = scaled if total is None else total.add_(scaled)
             assert total is not None, "nothing to mix"
+            if not torch.isfinite(total).all():
+                raise PeerError("", "weights to be mixed that are not finite")
             return raw_bytes(total)
 
         return await self._run(STATE, mixed)

@@ -1,0 +1,160 @@
+"""A neighbour's share of a lost stage, mixed before anybody asks for it and kept until the stage is back.
+
+Range by range in order: the other source's weights come from any of its holders, over one connection with several requests in
+flight; this node's own are read and the sum is kept. At most one share of one stage's weights is held for each lost stage:
+half of it, where each source has one holder. While nobody asks this goes as fast as the link; once a newcomer does, only
+little ahead of it, as what goes to the newcomer and to the other averager shares one uplink.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from node.pace import Pace
+from node.ports import BusyError, Clock, Neighbour, Neighbours, PeerError
+from node.waiting import first_fault, wait_for_news
+from protocol.commands import MixAhead
+from protocol.ids import PeerId, StateId
+from protocol.messages import Contact
+from protocol.records import Source
+
+AHEAD_RANGES = 4
+"""Mixed beyond what a newcomer has asked for: what it asks next, and what must be on its way for what it asks then."""
+WAIT_S = 8.0
+"""For a range that is not mixed yet; who asks gives up after ten."""
+MAX_PAUSE_S = 8.0
+
+Weights = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What an averager works with. `holders` lists who has a source; `mix` takes the other source's elements, from the given
+    one on, and puts this node's own to them."""
+
+    neighbours: Neighbours
+    clock: Clock
+    heartbeat_s: float
+    holders: Callable[[Source], list[Contact]]
+    mix: Callable[[int, Weights], Awaitable[memoryview]]
+
+
+@dataclass(slots=True)
+class Ahead:
+    """`parts`: (first, count) of the ranges of this node's share, in order. `other`: the source that it does not hold.
+    `target`: the newest state of the stage; what is asked for another one is not asked for any more."""
+
+    command: MixAhead
+    parts: list[tuple[int, int]]
+    other: Source
+    means: Means
+    target: Callable[[], StateId]
+    ready: dict[int, memoryview] = field(default_factory=dict)
+    """Mixed ranges by their first element."""
+    num_fetched: int = 0
+    closed: bool = False
+    _asked: tuple[StateId, int] = ("", 0)
+    """How many of the parts were asked for, for which state."""
+    _taken: set[int] = field(default_factory=set)
+    _failures: dict[PeerId, int] = field(default_factory=dict)
+    _fault: str = "its other source has not come"
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def wake(self) -> None:
+        """Something changed: everybody who waits looks again."""
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    def close(self) -> None:
+        """The stage is back, or is to be made otherwise: nothing of this is given any more."""
+        self.closed = True
+        self.ready.clear()
+        self.wake()
+
+    async def get(self, state_id: StateId, first: int, count: int) -> memoryview | None:
+        """A range for the stage that is made as `state_id`, waited for where it is not mixed yet. None: it is not of this
+        share. Raises `PeerError` where it is not there in time."""
+        if (first, count) not in self.parts:
+            return None
+        number = self.parts.index((first, count)) + 1
+        before = self._asked[1] if self._asked[0] == state_id else 0
+        self._asked = state_id, max(number, before)
+        self.wake()
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while first not in self.ready and not self.closed:
+                    await self._news.wait()
+        except TimeoutError:
+            what = f"elements {first}+{count} of stage {self.command.stage}"
+            raise PeerError("", f"{what} are not mixed yet: {self._fault}") from None
+        return self.ready.get(first)
+
+    async def run(self) -> None:
+        """Mix the share. Ends when all of it is there."""
+        while not self.closed and any(first not in self.ready for first, _ in self.parts):
+            holder = self._next_holder()
+            if holder is None:
+                await wait_for_news(self._news, self.means.heartbeat_s)
+                continue
+            try:
+                async with self.means.neighbours.visit(holder) as neighbour, asyncio.TaskGroup() as hands:
+                    await self._fetch_all(neighbour, hands)
+            except* PeerError as errors:
+                self._fault = first_fault(errors).reason
+                self._failures[holder.peer] = min(16, 1 + self._failures.get(holder.peer, 0))
+            await self.means.clock.sleep(self._pause_s())
+
+    def _pause_s(self) -> float:
+        """None while there is somebody who did not fail since the last range came."""
+        fewest = min((self._failures.get(holder.peer, 0) for holder in self.means.holders(self.other)), default=0)
+        return min(MAX_PAUSE_S, self.means.heartbeat_s / 8 * 2.0**fewest) if fewest else 0.0
+
+    def _next_holder(self) -> Contact | None:
+        """Who failed least often comes first."""
+        holders = self.means.holders(self.other)
+        return min(holders, key=lambda holder: self._failures.get(holder.peer, 0), default=None)
+
+    async def _fetch_all(self, neighbour: Neighbour, hands: asyncio.TaskGroup) -> None:
+        pace = Pace()
+        while not self.closed and any(first not in self.ready for first, _ in self.parts):
+            news = self._news
+            part = self._next_part() if pace.has_room else None
+            if part:
+                self._send_for(part, neighbour, pace, hands)
+            else:
+                await wait_for_news(news, self.means.heartbeat_s)
+
+    def _next_part(self) -> tuple[int, int] | None:
+        state_id, asked = self._asked
+        limit = asked + AHEAD_RANGES if state_id and state_id == self.target() else len(self.parts)
+        missing = (p for p in self.parts[:limit] if p[0] not in self.ready and p[0] not in self._taken)
+        return next(missing, None)
+
+    def _send_for(self, part: tuple[int, int], neighbour: Neighbour, pace: Pace, hands: asyncio.TaskGroup) -> None:
+        pace.ask(self.means.clock.monotonic())
+        self._taken.add(part[0])
+
+        def done(_: asyncio.Task[None]) -> None:
+            self._taken.discard(part[0])
+            pace.end(self.means.clock.monotonic())
+            self.wake()
+
+        name = f"mix elements {part[0]} of stage {self.command.stage}"
+        hands.create_task(self._mix(part, neighbour, pace), name=name).add_done_callback(done)
+
+    async def _mix(self, part: tuple[int, int], neighbour: Neighbour, pace: Pace) -> None:
+        (first, count), began = part, self.means.clock.monotonic()
+        try:
+            theirs = await neighbour.weights_range(self.other.stage, self.other.state_id, first, count)
+        except BusyError:
+            if not pace.yields():
+                raise
+            return
+        pace.answered(len(memoryview(theirs).cast("B")), self.means.clock.monotonic() - began)
+        self.num_fetched += 1
+        mixed = await self.means.mix(first, theirs)
+        if not self.closed:
+            self.ready[first] = mixed
+            self._failures.clear()

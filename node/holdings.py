@@ -18,8 +18,11 @@ class Holdings:
     """Reads go on while the node trains: the executor tells the optimizer age of what it read, and the events of this node,
     each shown to `observe` before it is decided about, tell which state has that age."""
 
-    def __init__(self, seats: Callable[[], Mapping[int, Seat]], executor: StageExecutor) -> None:
-        self._seats, self._executor = seats, executor
+    def __init__(
+        self, seats: Callable[[], Mapping[int, Seat]], executor: StageExecutor, later: Callable[[float], float]
+    ) -> None:
+        """`later`: lr_factor of a state -> that of the next one."""
+        self._seats, self._executor, self._later = seats, executor, later
         self._facts: dict[int, dict[int, StateFacts]] = {}
         self._sizes: dict[int, int] = {}
 
@@ -31,7 +34,7 @@ class Holdings:
         facts = self._facts.setdefault(event.stage, {})
         if not isinstance(event, Applied):
             facts.clear()
-        told = _facts_after(event, seat)
+        told = self._facts_after(event, seat)
         facts[told.optimizer_age] = told
         if len(facts) > REMEMBERED:
             del facts[min(facts)]
@@ -77,11 +80,11 @@ class Holdings:
             return False
         return first >= 0 and count >= 1 and first + count <= self.num_elements(stage)
 
-
-def _facts_after(event: SeatCreated | Learned | Applied, seat: SeatState) -> StateFacts:
-    if isinstance(event, Learned):
-        e = event
-        return StateFacts(e.state_id, e.step, e.optimizer_age, e.lr_factor, e.generation, e.digest)
-    if isinstance(event, SeatCreated):
-        return StateFacts(seat.state_id, seat.step, 0, seat.lr_factor, seat.generation, event.digest)
-    return StateFacts(event.state_id, event.step, event.optimizer_age, seat.lr_factor, seat.generation, event.digest)
+    def _facts_after(self, event: SeatCreated | Learned | Applied, seat: SeatState) -> StateFacts:
+        if isinstance(event, Learned):
+            e = event
+            return StateFacts(e.state_id, e.step, e.optimizer_age, e.lr_factor, e.generation, e.digest)
+        if isinstance(event, SeatCreated):
+            return StateFacts(seat.state_id, seat.step, 0, seat.lr_factor, seat.generation, event.digest)
+        lr_factor = self._later(seat.lr_factor)
+        return StateFacts(event.state_id, event.step, event.optimizer_age, lr_factor, seat.generation, event.digest)

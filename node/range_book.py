@@ -120,7 +120,13 @@ class RangeBook:
         """The range is of this state here now: fetched, or brought forward by the errand's update."""
         part, replay = errand.part, errand.replay
         if replay and part.facts:
-            facts = replace(part.facts, state_id=replay.state_id, step=replay.step, optimizer_age=part.facts.optimizer_age + 1)
+            facts = replace(
+                part.facts,
+                state_id=replay.state_id,
+                step=replay.step,
+                optimizer_age=part.facts.optimizer_age + 1,
+                lr_factor=replay.lr_factor,
+            )
         part.facts = replace(facts, digest="")
         part.version += 1
         part.unknown_since = part.missing_since = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from pathlib import Path
 
 from node.data.files import BlobFiles
@@ -15,6 +16,7 @@ from node.transport.config import FetchRequest, HeldStage, Library
 from protocol.events import Event
 from protocol.manifest import Manifest
 from protocol.node_state import NodeState
+from protocol.schedule import later_lr_factor
 from protocol.seat import Seat
 
 TRIES = 5
@@ -35,7 +37,7 @@ class Shelf:
         """From now on there is something to read."""
         self._mixer = mixer
         self._manifest, self._state, self._executor = state.config.manifest, state, executor
-        self._holdings = Holdings(self._seats, executor)
+        self._holdings = Holdings(self._seats, executor, partial(later_lr_factor, self._manifest.recovery))
 
     def observe(self, event: Event) -> None:
         """Hear what happens at this node, before it is decided about."""

@@ -156,6 +156,9 @@ class RecoverySection(Section):
         "gradient_norm", description="Weights of the neighbours: last gradient norm; clipped as in the paper's code; equal."
     )
     lr_factor: float = Field(1.1, gt=0, le=10, description="Factor on the learning rate of a rebuilt stage.")
+    lr_factor_decay_steps: int = Field(
+        0, ge=0, le=1_000_000, description="Steps over which that factor falls back to 1, linearly; 0 = it stays."
+    )
     newcomer_wait_s: float = Field(
         5.0, ge=0, description="Seconds until a neighbour takes a second seat for want of a newcomer."
     )

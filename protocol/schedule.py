@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from protocol.manifest import Manifest, OptimizerSection
+from protocol.manifest import Manifest, OptimizerSection, RecoverySection
 
 CLIP_EPS = 1e-6
 """Added to the norm before dividing, as `torch.nn.utils.clip_grad_norm_` does."""
@@ -38,6 +38,21 @@ def learning_rate(optimizer: OptimizerSection, step: int, last_step: int) -> flo
     if optimizer.schedule == "linear":
         return peak + (low - peak) * progress
     return low + (peak - low) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def later_lr_factor(recovery: RecoverySection, lr_factor: float) -> float:
+    """What the learning rate of a stage is multiplied with in the update after one that it was multiplied with `lr_factor` in.
+
+    A rebuilt stage begins with F = recovery.lr_factor. With D = recovery.lr_factor_decay_steps > 0, update number k + 1 after
+    the rebuild has f(k) = 1 + (F - 1) * max(0, D - k) / D, so that from number D + 1 on the factor is 1; with D = 0 it stays F.
+    The factor is part of the stage's state and f(k + 1) follows from f(k) alone: whoever holds the state, however it came
+    there, goes on with the same one. A stage that was never rebuilt has 1, and keeps it.
+    """
+    peak, over = recovery.lr_factor - 1.0, recovery.lr_factor_decay_steps
+    if not over or not peak or lr_factor == 1.0:
+        return lr_factor
+    left = round((lr_factor - 1.0) / peak * over)
+    return 1.0 + peak * (min(max(left, 1), over) - 1) / over
 
 
 def gradient_norm(tokens: int, squared_norms: Iterable[float]) -> float:

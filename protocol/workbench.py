@@ -49,7 +49,7 @@ from protocol.messages import (
     VoidStep,
 )
 from protocol.records import Commit, Share
-from protocol.schedule import gradient_scale, learning_rate
+from protocol.schedule import gradient_scale, later_lr_factor, learning_rate
 from protocol.seat import Incoming, Seat, SeatPhase
 
 DEADLINE_FACTOR = 4.0
@@ -268,6 +268,7 @@ class Workbench:
         state = seat.state
         state.state_id, state.digest, state.step = event.state_id, event.digest, event.step
         state.optimizer_age = event.optimizer_age
+        state.lr_factor = later_lr_factor(self._manifest.recovery, state.lr_factor)
         seat.attempt, seat.phase = None, SeatPhase.IDLE
         facts = {"stage": event.stage, "state_id": event.state_id, "digest": event.digest, "step": event.step}
         self._out.append(Note("committed", facts | {"contributors": seat.contributors}))

@@ -37,6 +37,7 @@ from protocol.commands import (
 )
 from protocol.events import Applied, CommandFailed, ComputeDone, Reduced, SeatCreated
 from protocol.ids import PeerId, hash_of, initial_state_id
+from protocol.schedule import later_lr_factor
 
 CREATE_S = (0.05, 0.5)
 GRADIENT_BYTES = 1 << 20
@@ -160,6 +161,7 @@ class Works:
             return
         before = seat.state_id
         seat.apply(command)
+        seat.lr_factor = later_lr_factor(self._world.manifest.recovery, seat.lr_factor)
         self._world.watch.applied(node, seat, command, before)
         self._world.handle(node, Applied(seat.stage, command.step, seat.state_id, seat.digest, seat.age, took))
 

@@ -46,6 +46,8 @@ def check(counts: Counter[str], num_seeds: int) -> None:
     assert counts["rebuilds"] >= num_seeds // 2
     assert counts["regrown"] >= num_seeds // 2
     assert counts["mixed ahead"] >= num_seeds // 4
+    assert counts["recovery"] >= num_seeds // 2
+    assert counts["promotion"] >= num_seeds // 4
     assert counts["killed too"] >= num_seeds // 4
     assert sum(counts[f"killed in {when}"] for when in WHEN) == num_seeds
 

@@ -46,7 +46,7 @@ class House:
         self.executor = ToyExecutor(size)
         self.seats: dict[int, Seat] = {}
         executor: Any = self.executor
-        self.holdings = Holdings(lambda: self.seats, executor)
+        self.holdings = Holdings(lambda: self.seats, executor, lambda lr_factor: lr_factor / 2)
         self.seat(SeatPhase.IDLE)
         self.holdings.observe(SeatCreated(1, "digest0", 12 * SIZE))
 

@@ -101,7 +101,8 @@ class Training:
         if not self.state.age - MEMORY <= since <= self.state.age:
             return None
         ages = range(since + 1, self.state.age + 1)
-        return tuple(Replay(f"state{a}", a + 10, self.updates[a].gradient_scale, self.updates[a].learning_rate) for a in ages)
+        updates = {age: self.updates[age] for age in ages}
+        return tuple(Replay(f"state{a}", a + 10, u.gradient_scale, u.learning_rate, lr_factor) for a, u in updates.items())
 
 
 @dataclass

@@ -26,7 +26,7 @@ def test_a_state_is_told_with_its_facts_also_while_an_update_is_done() -> None:
     assert state(house) == StateRange(StateFacts("state0", 0, 0, 1.1, 3, "digest0"), memoryview(bytes(12 * SIZE)))
     after = state(house, 3, 2)
     assert after
-    assert (after.facts, bytes(after.data)) == (StateFacts("state1", 11, 1, 1.1, 3, "digest1"), bytes([1]) * 24)
+    assert (after.facts, bytes(after.data)) == (StateFacts("state1", 11, 1, 0.55, 3, "digest1"), bytes([1]) * 24)
 
 
 def test_kept_gradients_are_found_by_the_state_that_they_led_to() -> None:

@@ -18,7 +18,7 @@ def facts(age: int) -> StateFacts:
 def lead(of: StateFacts) -> tuple[Replay, ...] | None:
     """States 0 to 9 are known, 9 is the newest."""
     since = int(of.state_id.removeprefix("state"))
-    return tuple(Replay(f"state{age}", age, 1.0, 0.1) for age in range(since + 1, HEAD + 1)) if since <= HEAD else None
+    return tuple(Replay(f"state{age}", age, 1.0, 0.1, 1.0) for age in range(since + 1, HEAD + 1)) if since <= HEAD else None
 
 
 def book_of(*ages: int | None) -> RangeBook:

@@ -6,13 +6,13 @@ import pytest
 
 from protocol.chain import KEPT_COMMITS, Chain
 from protocol.commands import Apply, Compute
-from protocol.events import ComputeDone, Reduced
+from protocol.events import Applied, ComputeDone, Reduced
 from protocol.ids import Ballot, Member
 from protocol.manifest import Manifest
 from protocol.messages import ReduceMember, StartReduce
 from protocol.records import Commit, Roster, StageResult
 from protocol.replays import Replay, replays
-from protocol.schedule import gradient_scale, learning_rate
+from protocol.schedule import gradient_scale, later_lr_factor, learning_rate
 from tests.tools.core import BALLOT, Core, a_manifest, holders, of
 
 STAGE = 1
@@ -28,7 +28,8 @@ def a_commit(chain: Chain, manifest: Manifest) -> Commit:
 def grown(num_commits: int) -> tuple[Chain, Manifest, list[str]]:
     """A chain with so many commits and a roster between each two, and the stage's states, oldest first."""
     optimizer = {"learning_rate": 0.1, "warmup_steps": 3, "schedule": "cosine", "clip_norm": 0.01, "clip_scope": "per_stage"}
-    manifest = a_manifest(optimizer=optimizer, max_steps=100)
+    recovery = {"policy": "none", "lr_factor": 1.1, "lr_factor_decay_steps": 4}
+    manifest = a_manifest(optimizer=optimizer, max_steps=100, recovery=recovery)
     me = Member("me", 1)
     chain = Chain(manifest, me)
     states = [chain.state_ids[STAGE]]
@@ -47,12 +48,13 @@ def test_the_newest_state_needs_nothing() -> None:
 @pytest.mark.parametrize("behind", [1, 2, 5])
 def test_updates_come_oldest_first_with_the_numbers_of_their_step(behind: int) -> None:
     chain, manifest, states = grown(6)
-    expected = []
+    expected, factor = [], 1.1
     for step in range(7 - behind, 7):
         norms = {s: 4.0 * step + s for s in range(manifest.num_stages)}
         scale = gradient_scale(manifest, manifest.batch.tokens_per_step, norms, STAGE)
-        rate = learning_rate(manifest.optimizer, step, manifest.last_step) * 1.1
-        expected.append(Replay(states[step], step, scale, rate))
+        rate = learning_rate(manifest.optimizer, step, manifest.last_step) * factor
+        factor = later_lr_factor(manifest.recovery, factor)
+        expected.append(Replay(states[step], step, scale, rate, factor))
     assert replays(chain, manifest, STAGE, states[6 - behind], 1.1) == tuple(expected)
     assert len({r.gradient_scale for r in expected}) == behind, "the numbers differ from step to step"
 
@@ -74,7 +76,7 @@ def test_a_summary_forgets_what_led_to_it() -> None:
 
 
 def test_a_replay_is_what_a_seat_applies() -> None:
-    manifest = a_manifest()
+    manifest = a_manifest(recovery={"policy": "none", "lr_factor_decay_steps": 4})
     c = Core(manifest, "p1.0", holders(manifest))
     before = c.state.chain.state_ids[STAGE]
     c.open()
@@ -88,5 +90,7 @@ def test_a_replay_is_what_a_seat_applies() -> None:
     c.tell(StartReduce(BALLOT, 1, 1, STAGE, (row,)))
     c.do(Reduced(STAGE, 1, 1, "sum", 5.0, 0.1))
     (apply,) = of(c.decide(a_commit(c.state.chain, manifest)), Apply)
-    expected = (Replay(apply.state_id, 1, apply.gradient_scale, apply.learning_rate),)
+    c.do(Applied(STAGE, 1, apply.state_id, "new", 1, 0.1))
+    expected = (Replay(apply.state_id, 1, apply.gradient_scale, apply.learning_rate, seat.state.lr_factor),)
+    assert seat.state.lr_factor == pytest.approx(1.075)
     assert replays(c.state.chain, manifest, STAGE, before, 1.1) == expected

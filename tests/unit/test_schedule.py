@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from protocol.manifest import Manifest, OptimizerSection, from_mapping
-from protocol.schedule import gradient_norm, gradient_scale, learning_rate
+from protocol.manifest import Manifest, OptimizerSection, RecoverySection, from_mapping
+from protocol.schedule import gradient_norm, gradient_scale, later_lr_factor, learning_rate
 
 
 def optimizer(**fields: Any) -> OptimizerSection:
@@ -123,3 +123,21 @@ def test_a_missing_or_unknown_stage_is_refused() -> None:
 def test_no_tokens_are_refused() -> None:
     with pytest.raises(ValueError, match="0 tokens"):
         gradient_scale(manifest(), 0, NORMS, 0)
+
+
+@pytest.mark.parametrize("start", [1.1, 2.0, 0.3, 10.0])
+@pytest.mark.parametrize("steps", [1, 3, 7, 1000])
+def test_the_factor_of_a_rebuilt_stage_falls_back_to_1_linearly_and_stays_there(start: float, steps: int) -> None:
+    recovery, factor = RecoverySection(lr_factor=start, lr_factor_decay_steps=steps), start
+    for done in range(steps + 3):
+        assert factor == pytest.approx(1.0 + (start - 1.0) * max(0, steps - done) / steps, rel=1e-12)
+        factor = later_lr_factor(recovery, factor)
+    assert factor == 1.0
+
+
+def test_the_factor_stays_without_decay_and_a_stage_that_was_never_rebuilt_has_none() -> None:
+    assert later_lr_factor(RecoverySection(lr_factor=1.1), 1.1) == 1.1
+    decays = RecoverySection(lr_factor=1.1, lr_factor_decay_steps=10)
+    assert later_lr_factor(decays, 1.0) == 1.0
+    assert later_lr_factor(RecoverySection(lr_factor=1.0, lr_factor_decay_steps=10), 1.0) == 1.0
+    assert later_lr_factor(decays, 7.0) == pytest.approx(1.09), "what no state of this run has falls too"

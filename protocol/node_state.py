@@ -14,15 +14,7 @@ from typing import Any
 from protocol.acceptor import Acceptor
 from protocol.chain import Chain
 from protocol.checks import piece_misfit
-from protocol.commands import (
-    Command,
-    Exit,
-    Note,
-    PublishLease,
-    Release,
-    Say,
-    SendMessage,
-)
+from protocol.commands import Command, Exit, Note, PublishLease, Release, Say, SendMessage
 from protocol.coordinator import Coordinator
 from protocol.departure import Departure
 from protocol.ending import Ending
@@ -108,6 +100,8 @@ class NodeState:
         self._watched_step: OpenStep | None = None
         self._watch = Watch(self.view, 4 * manifest.timing.lapse_s)
         self._next_beat = self._now = 0.0
+        self._told: Ballot | None = None
+        """The ballot of the coordinator that was last told of this node's address and memory."""
         self._leaderless = False
         self._standing: Standing | None = None
         self.departure = Departure(me, self.chain, manifest.timing.leave_notice_s, self._hears_anybody)
@@ -414,8 +408,8 @@ class NodeState:
         mine = [s.stage for s in self.chain.seatings if s.member == self.config.member]
         if any(stage not in self.bench.seats for stage in mine):
             self._send(self.leader.peer, Goodbye(self.config.member, "its seat is lost"))
-        elif not mine and not self.departure.is_on:
-            c = self.config
+        elif (not mine and not self.departure.is_on) or (mine and self._told != self.ballot):
+            c, self._told = self.config, self.ballot
             kept = self.bench.custody.kept()
             self._send(self.leader.peer, Wish(c.member, c.wished_stage, c.name, c.address, c.memory_bytes, kept))
 

@@ -71,6 +71,8 @@ class MemorySwarm:
     encode: bool = True
     joins_at: dict[int, float] = field(default_factory=dict)
     """Virtual seconds after which a node comes, where that is not at once."""
+    memory_bytes: dict[int, int] = field(default_factory=dict)
+    """What a node may use, where that is bounded."""
     copy_rate: float = 10e6
     """Bytes per second that a donor gives to a learner."""
     at_end: Callable[[SimNode], Awaitable[None]] | None = None
@@ -78,6 +80,7 @@ class MemorySwarm:
     """Sees what happens at each node before it is decided about."""
     nodes: list[SimNode] = field(default_factory=list)
     _lives: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _runtimes: dict[str, Runtime] = field(default_factory=dict)
 
     async def run(self) -> list[SimNode]:
         """Run to the end of the manifest on the running (virtual) loop."""
@@ -96,6 +99,11 @@ class MemorySwarm:
         node.killed = True
         self._lives[node.state.config.member.peer].cancel()
 
+    def leave(self, node: SimNode) -> None:
+        """Ask it to go in order, once it is done with what it does now."""
+        runtime = self._runtimes[node.state.config.member.peer]
+        asyncio.get_running_loop().call_soon(runtime.leave, "a test")
+
     async def _run_node(
         self, index: int, wish: int, network: MemoryNetwork, dht: MemoryDht, library: MemoryLibrary, rng: Random
     ) -> None:
@@ -105,7 +113,8 @@ class MemorySwarm:
         config = TransportConfig(manifest.run_id, peer, 1, listen=f"10.0.0.{index + 1}:1")
         transport = MemoryTransport(network, config, pool, rng)
         member = Member(peer, 1)
-        state = NodeState(NodeConfig(manifest, member, peer, transport.address, founder=index == 0, wished_stage=wish))
+        memory = self.memory_bytes.get(index, 0)
+        state = NodeState(NodeConfig(manifest, member, peer, transport.address, index == 0, wish, memory))
         node = SimNode(state, self.make_executor(index), pool, MemorySink())
         self.nodes.append(node)
         directory = MemoryDirectory(dht, peer, manifest.digest, manifest.num_stages)
@@ -119,7 +128,7 @@ class MemorySwarm:
             if self.watch:
                 self.watch(node, event)
 
-        runtime = Runtime(ports, state, observers=Observers(on_event))
+        runtime = self._runtimes[peer] = Runtime(ports, state, observers=Observers(on_event))
         library.add(peer, holdings, runtime.mixer)
         node.exit = await self._live(node, runtime)
         library.remove(peer)

@@ -109,6 +109,14 @@ def test_who_is_off_the_roster_wishes() -> None:
     assert not sent(out, Goodbye)
 
 
+def test_a_coordinator_that_takes_over_is_told_once_what_room_a_member_has() -> None:
+    c = core()
+    assert sent(ticks(c, 1), Wish, "lead")
+    assert not sent(ticks(c, 3), Wish)
+    c.tell(Standing(Ballot(2, "p2.0"), "training", "training", 0, -1, 0.0), "p2.0")
+    assert [wish.member.peer for wish in sent(ticks(c, 3), Wish, "p2.0")] == ["p1.0"]
+
+
 # ---- the end ----
 
 

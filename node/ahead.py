@@ -1,9 +1,9 @@
 """A neighbour's share of a lost stage, mixed before anybody asks for it and kept until the stage is back.
 
-Range by range in order: the other source's weights come from any of its holders, over one connection with several requests in
-flight; this node's own are read and the sum is kept. At most one share of one stage's weights is held for each lost stage:
-half of it, where each source has one holder. While nobody asks this goes as fast as the link; once a newcomer does, only
-little ahead of it, as what goes to the newcomer and to the other averager shares one uplink.
+Range by range in order: the other source's elements come from any of its holders, over one connection with several requests in
+flight; this node's own are read and the sum is kept. At most one share of one stage's weights (whole state, where moments are
+averaged too) is held for each lost stage: half of it, where each source has one holder. While nobody asks this goes as fast as
+the link; once a newcomer does, only little ahead of it, as what goes to it and to the other averager shares one uplink.
 """
 
 from __future__ import annotations
@@ -26,19 +26,32 @@ WAIT_S = 8.0
 """For a range that is not mixed yet; who asks gives up after ten."""
 MAX_PAUSE_S = 8.0
 
-Weights = bytes | bytearray | memoryview
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A range of a source, or of what is mixed: weights, or weights and both moments behind one another with their optimizer
+    age (0 without moments)."""
+
+    age: int
+    data: bytes | bytearray | memoryview
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all vectors."""
+        return len(memoryview(self.data).cast("B"))
 
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What an averager works with. `holders` lists who has a source; `mix` takes the other source's elements, from the given
-    one on, and puts this node's own to them."""
+    """What an averager works with. `holders` lists who has a source; `fetch` gets a range (first, count) of it from one of
+    them, and `mix` puts this node's own to it."""
 
     neighbours: Neighbours
     clock: Clock
     heartbeat_s: float
     holders: Callable[[Source], list[Contact]]
-    mix: Callable[[int, Weights], Awaitable[memoryview]]
+    fetch: Callable[[Neighbour, Source, int, int], Awaitable[Part]]
+    mix: Callable[[int, int, Part], Awaitable[Part]]
 
 
 @dataclass(slots=True)
@@ -51,7 +64,7 @@ class Ahead:
     other: Source
     means: Means
     target: Callable[[], StateId]
-    ready: dict[int, memoryview] = field(default_factory=dict)
+    ready: dict[int, Part] = field(default_factory=dict)
     """Mixed ranges by their first element."""
     num_fetched: int = 0
     closed: bool = False
@@ -73,7 +86,7 @@ class Ahead:
         self.ready.clear()
         self.wake()
 
-    async def get(self, state_id: StateId, first: int, count: int) -> memoryview | None:
+    async def get(self, state_id: StateId, first: int, count: int) -> Part | None:
         """A range for the stage that is made as `state_id`, waited for where it is not mixed yet. None: it is not of this
         share. Raises `PeerError` where it is not there in time."""
         if (first, count) not in self.parts:
@@ -147,14 +160,14 @@ class Ahead:
     async def _mix(self, part: tuple[int, int], neighbour: Neighbour, pace: Pace) -> None:
         (first, count), began = part, self.means.clock.monotonic()
         try:
-            theirs = await neighbour.weights_range(self.other.stage, self.other.state_id, first, count)
+            theirs = await self.means.fetch(neighbour, self.other, first, count)
         except BusyError:
             if not pace.yields():
                 raise
             return
-        pace.answered(len(memoryview(theirs).cast("B")), self.means.clock.monotonic() - began)
+        pace.answered(theirs.num_bytes, self.means.clock.monotonic() - began)
         self.num_fetched += 1
-        mixed = await self.means.mix(first, theirs)
+        mixed = await self.means.mix(first, count, theirs)
         if not self.closed:
             self.ready[first] = mixed
             self._failures.clear()

@@ -11,14 +11,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from node.ahead import Ahead, Means, Weights
-from node.ports import Clock, Donor, Neighbours, NotHeldError, PeerError, StageExecutor, StateFacts, StateRange
-from node.range_book import COPY_ELEMENTS, WEIGHT_BYTES, Rank
+from node.ahead import Ahead, Means, Part
+from node.ports import Clock, Donor, Neighbour, Neighbours, NotHeldError, PeerError, StageExecutor, StateFacts, StateRange
+from node.range_book import COPY_ELEMENTS, Rank
 from protocol.averaging import averagers, holds
 from protocol.commands import MixAhead
 from protocol.ids import PeerId, StateId
 from protocol.messages import Contact
 from protocol.node_state import NodeState
+from protocol.recipes import moment_shares
 from protocol.records import Rebuild, Source
 from protocol.replays import Replay
 from protocol.sizes import stage_parameters
@@ -47,7 +48,8 @@ class Mixer:
             self.clock,
             self.state.config.manifest.timing.heartbeat_s,
             lambda source: contacts_of_stage(self.state, source.stage),
-            lambda first, theirs: self._mixed_with(command.sources, mine, first, theirs),
+            self._fetch,
+            lambda first, count, theirs: self._mixed_with(command.sources, mine, first, count, theirs),
         )
         share = share_of(command.part, command.parts, self._num_elements(command.stage), self.range_elements)
         ahead = Ahead(command, share, other, means, lambda: self.state.chain.state_ids[command.stage])
@@ -72,16 +74,33 @@ class Mixer:
     @property
     def num_bytes(self) -> int:
         """Bytes that are mixed and kept."""
-        return sum(part.nbytes for ahead in self._aheads.values() for part in ahead.ready.values())
+        return sum(part.num_bytes for ahead in self._aheads.values() for part in ahead.ready.values())
 
     def _num_elements(self, stage: int) -> int:
         return stage_parameters(self.state.config.manifest, stage)
 
-    async def _mixed_with(self, sources: tuple[Source, ...], mine: Source, first: int, theirs: Weights) -> memoryview:
-        count = len(memoryview(theirs).cast("B")) // WEIGHT_BYTES
+    async def _mixed_with(self, sources: tuple[Source, ...], mine: Source, first: int, count: int, theirs: Part) -> Part:
         own = await self._own_part(mine, first, count)
-        parts = [own if source == mine else theirs for source in sources]
-        return await self.executor.mix(parts, [source.coefficient for source in sources])
+        return await self._mix(sources, [own if source == mine else theirs for source in sources])
+
+    # ---- arithmetic ----
+
+    @property
+    def vectors(self) -> int:
+        """How many are mixed: the weights, or both moments too."""
+        return 3 if self.state.config.manifest.recovery.moments == "averaged" else 1
+
+    async def _mix(self, sources: tuple[Source, ...], parts: list[Part]) -> Part:
+        shares = [source.coefficient for source in sources]
+        if self.vectors == 1:
+            return Part(0, await self.executor.mix([part.data for part in parts], shares))
+        moments = moment_shares(shares, [part.age for part in parts], self.state.config.manifest.optimizer)
+        whole = [memoryview(part.data).cast("B") for part in parts]
+        mixed, size = [], len(whole[0]) // self.vectors
+        for number, factors in enumerate((shares, moments.first, moments.second)):
+            vector = slice(number * size, (number + 1) * size)
+            mixed.append(await self.executor.mix([data[vector] for data in whole], list(factors)))
+        return Part(moments.age, b"".join(mixed))
 
     # ---- on request ----
 
@@ -91,15 +110,15 @@ class Mixer:
         rebuild = self._rebuild(stage, state_id)
         if rebuild is None or not any(self._holds(source) for source in rebuild.sources):
             return None
-        ahead, data = self._aheads.get(stage), None
+        ahead, mixed = self._aheads.get(stage), None
         if ahead and ahead.command.sources == rebuild.sources:
-            data = await ahead.get(state_id, first, count)
-        if data is None:
-            parts = [await self._part(source, first, count) for source in rebuild.sources]
-            data = await self.executor.mix(parts, [source.coefficient for source in rebuild.sources])
+            mixed = await ahead.get(state_id, first, count)
+        if mixed is None:
+            mixed = await self._mix(rebuild.sources, [await self._part(s, first, count) for s in rebuild.sources])
         if self._rebuild(stage, state_id) is None:
             return None
-        return StateRange(facts_of(rebuild, state_id, self.state.config.manifest.recovery.lr_factor), data)
+        facts = facts_of(rebuild, state_id, self.state.config.manifest.recovery.lr_factor, mixed.age)
+        return StateRange(facts, mixed.data)
 
     def _rebuild(self, stage: int, state_id: StateId) -> Rebuild | None:
         chain = self.state.chain
@@ -108,15 +127,28 @@ class Mixer:
     def _holds(self, source: Source) -> bool:
         return holds(self.state.bench.seats, source)
 
-    async def _own_part(self, source: Source, first: int, count: int) -> memoryview:
+    async def _own_part(self, source: Source, first: int, count: int) -> Part:
         """Raises `NotHeldError` where an update changed it, before or while it was read."""
         if self._holds(source):
-            data = await self.executor.export(source.stage, "weights", first, count)
+            part = await self._read(source.stage, first, count)
             if self._holds(source):
-                return data
+                return part
         raise NotHeldError(self.state.config.member.peer, f"this node no longer holds stage {source.stage} as it is named")
 
-    async def _part(self, source: Source, first: int, count: int) -> Weights:
+    async def _read(self, stage: int, first: int, count: int) -> Part:
+        if self.vectors == 1:
+            return Part(0, await self.executor.export(stage, "weights", first, count))
+        return Part(*await self.executor.export_state(stage, first, count))
+
+    async def _fetch(self, neighbour: Neighbour, source: Source, first: int, count: int) -> Part:
+        if self.vectors == 1:
+            return Part(0, await neighbour.weights_range(source.stage, source.state_id, first, count))
+        found = await neighbour.state_of(source.stage, source.state_id, first, count)
+        if found.facts.optimizer_age < 0:
+            raise PeerError("", f"a state of stage {source.stage} of age {found.facts.optimizer_age}")
+        return Part(found.facts.optimizer_age, found.data)
+
+    async def _part(self, source: Source, first: int, count: int) -> Part:
         if self._holds(source):
             return await self._own_part(source, first, count)
         failure = PeerError("", f"nobody holds stage {source.stage}, of which this one is to be made")
@@ -124,9 +156,9 @@ class Mixer:
         for contact in sorted(contacts, key=lambda c: self._failures.get(c.peer, 0)):
             try:
                 async with self.neighbours.visit(contact) as neighbour:
-                    data = await neighbour.weights_range(source.stage, source.state_id, first, count)
+                    part = await self._fetch(neighbour, source, first, count)
                 self._failures.pop(contact.peer, None)
-                return data
+                return part
             except PeerError as error:
                 self._failures[contact.peer] = self._failures.get(contact.peer, 0) + 1
                 failure = error
@@ -140,9 +172,9 @@ def share_of(part: int, parts: int, num_elements: int, range_elements: int) -> l
     return [(first, min(range_elements, num_elements - first)) for first in firsts]
 
 
-def facts_of(rebuild: Rebuild, state_id: StateId, lr_factor: float) -> StateFacts:
+def facts_of(rebuild: Rebuild, state_id: StateId, lr_factor: float, age: int) -> StateFacts:
     """What is known of the state that is made. Its digest is not, before it is whole."""
-    return StateFacts(state_id, rebuild.step, 0, lr_factor, rebuild.generation, "")
+    return StateFacts(state_id, rebuild.step, age, lr_factor, rebuild.generation, "")
 
 
 def contacts_of_stage(state: NodeState, stage: int) -> list[Contact]:
@@ -195,7 +227,7 @@ class RebuildSyllabus:
 
 @dataclass(frozen=True, slots=True)
 class MixedDonors:
-    """`Donors` whose ranges of state are mixed weights, with moments of zero that need not be sent."""
+    """`Donors` whose ranges of state are mixed: weights alone where the moments are zero, which need not be sent."""
 
     neighbours: Neighbours
     mixer: Mixer
@@ -206,12 +238,12 @@ class MixedDonors:
     async def visit(self, donor: Contact) -> AsyncIterator[Donor]:
         """See `Donors`; this node itself needs no connection."""
         if donor.peer == self.me:
-            yield _Mixed(self._own_range, self.state_id)
+            yield _Mixed(self._own_range, self.state_id, self.mixer.vectors)
             return
         async with self.neighbours.visit(donor) as neighbour:
-            yield _Mixed(neighbour.mixed_range, self.state_id)
+            yield _Mixed(neighbour.mixed_range, self.state_id, self.mixer.vectors)
 
-    async def _own_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
+    async def _own_range(self, stage: int, state_id: StateId, first: int, count: int, _vectors: int) -> StateRange:
         found = await self.mixer.mixed_range(stage, state_id, first, count)
         if found is None:
             raise NotHeldError(self.me, f"this node can no longer mix stage {stage}")
@@ -220,12 +252,13 @@ class MixedDonors:
 
 @dataclass(frozen=True, slots=True)
 class _Mixed:
-    mixed_range: Callable[[int, StateId, int, int], Awaitable[StateRange]]
+    mixed_range: Callable[[int, StateId, int, int, int], Awaitable[StateRange]]
     state_id: StateId
+    vectors: int
 
     async def state_range(self, stage: int, first: int, count: int) -> StateRange:
         """See `Donor`."""
-        return await self.mixed_range(stage, self.state_id, first, count)
+        return await self.mixed_range(stage, self.state_id, first, count, self.vectors)
 
     async def gradient_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
         """See `Donor`; a state that is made here has no update that led to it."""

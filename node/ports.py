@@ -301,8 +301,12 @@ class Neighbour(Donor, Protocol):
     async def weights_range(self, stage: int, state_id: StateId, first: int, count: int) -> bytes | bytearray | memoryview:
         """Little-endian f32 weights as of exactly `state_id`."""
 
-    async def mixed_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
-        """At most `RANGE_ELEMENTS` weights of a lost stage, mixed there as the decided rebuild to `state_id` says."""
+    async def state_of(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
+        """As `state_range`, of exactly `state_id`."""
+
+    async def mixed_range(self, stage: int, state_id: StateId, first: int, count: int, vectors: int) -> StateRange:
+        """At most `RANGE_ELEMENTS` elements of a lost stage, mixed there as the decided rebuild to `state_id` says: its weights
+        (`vectors` 1), or its whole state (3)."""
 
 
 class Donors(Protocol):

@@ -355,11 +355,11 @@ class Runtime:
         self._learning[command.stage] = self._spawn(self._make(command), f"rebuild stage {command.stage}")
 
     async def _make(self, command: Regrow) -> None:
-        """Make a lost stage of its neighbours' weights: a copy whose donors mix, and whose moments are zero."""
+        """Make a lost stage of its neighbours' weights: a copy whose donors mix."""
         ports, stage, state_id = self.ports, command.stage, command.state_id
         donors = MixedDonors(ports.donors, self.mixer, self.state.config.member.peer, state_id)
         syllabus = RebuildSyllabus(self.state, stage, state_id, command.sources)
-        means = Means(donors, ports.executor, syllabus, ports.clock, True, WEIGHT_BYTES, syllabus.rank)
+        means = Means(donors, ports.executor, syllabus, ports.clock, True, WEIGHT_BYTES * self.mixer.vectors, syllabus.rank)
         await self._fill(stage, means)
 
     def _mix_ahead(self, command: MixAhead) -> None:

@@ -83,7 +83,7 @@ class Learn:
 
 @dataclass(frozen=True, slots=True)
 class Regrow:
-    """Make a lost stage of others (CheckFree): weights mixed, moments zero, age 0. Outcomes as of Learn."""
+    """Make a lost stage of others (CheckFree): weights mixed, moments zero or mixed too. Outcomes as of Learn."""
 
     stage: int
     state_id: StateId

@@ -155,6 +155,9 @@ class RecoverySection(Section):
     weighting: Literal["gradient_norm", "gradient_norm_clipped", "uniform"] = Field(
         "gradient_norm", description="Weights of the neighbours: last gradient norm; clipped as in the paper's code; equal."
     )
+    moments: Literal["fresh", "averaged"] = Field(
+        "fresh", description="Moments of a rebuilt stage: zero; the neighbours', bias-corrected and weighted (3 x the bytes)."
+    )
     lr_factor: float = Field(1.1, gt=0, le=10, description="Factor on the learning rate of a rebuilt stage.")
     lr_factor_decay_steps: int = Field(
         0, ge=0, le=1_000_000, description="Steps over which that factor falls back to 1, linearly; 0 = it stays."

@@ -13,7 +13,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from protocol.manifest import Manifest
+from protocol.manifest import Manifest, OptimizerSection
 from protocol.records import Source
 
 CLIPPED_EXTRA = 1e-4
@@ -65,3 +65,33 @@ def weights_of(squared_norms: Sequence[float], tokens: int, manifest: Manifest) 
         clip = manifest.optimizer.clip_norm or math.inf
         return [min(norm, clip) + CLIPPED_EXTRA for norm in norms]
     return norms
+
+
+@dataclass(frozen=True, slots=True)
+class MomentShares:
+    """What the sources' first and second moments are multiplied with before they are added; the optimizer age of the sum."""
+
+    age: int
+    first: tuple[float, ...]
+    second: tuple[float, ...]
+
+
+def moment_shares(coefficients: Sequence[float], ages: Sequence[int], optimizer: OptimizerSection) -> MomentShares:
+    """Averaged moments (`recovery.moments: averaged`), each corrected for its bias first:
+
+        m = (1 - b1^t) sum_k c_k m_k / (1 - b1^t_k)        v = (1 - b2^t) sum_k c_k v_k / (1 - b2^t_k)
+
+    c_k are the coefficients of the weights, t_k the sources' optimizer ages, and t is the smallest of them: the rebuilt stage
+    trusts its moments no more than the youngest source trusts its own, and a copy has its source's bits. Where t is 0, a source
+    having had no update yet, there is nothing to correct: the moments are zero. SGD's momentum has no bias: m = sum_k c_k m_k.
+    """
+    age = min(ages)
+
+    def shares(beta: float) -> tuple[float, ...]:
+        if not age:
+            return (0.0,) * len(ages)
+        if optimizer.kind == "sgd":
+            return tuple(coefficients)
+        return tuple(c * ((1.0 - beta**age) / (1.0 - beta**its)) for c, its in zip(coefficients, ages, strict=True))
+
+    return MomentShares(age, shares(optimizer.beta1), shares(optimizer.beta2))

@@ -89,7 +89,14 @@ class _MemoryDonor:
         self.library.of(self.peer)
         return found
 
-    async def mixed_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
+    async def state_of(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
+        """See `Neighbour`."""
+        found = await self.state_range(stage, first, count)
+        if found.facts.state_id != state_id:
+            raise NotHeldError(self.peer, "does not hold that")
+        return found
+
+    async def mixed_range(self, stage: int, state_id: StateId, first: int, count: int, vectors: int) -> StateRange:
         """See `Neighbour`."""
         await self.library.travel(0)
         return await self._bring(await self.library.mixer(self.peer).mixed_range(stage, state_id, first, count))

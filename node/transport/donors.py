@@ -77,23 +77,27 @@ class _GrpcDonor:
         """See `Donor`."""
         return await self._fetch(FetchRequest(stage, "", "state", first, count), SECTIONS * count)
 
+    async def state_of(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
+        """See `Neighbour`."""
+        return await self._exactly(FetchRequest(stage, state_id, "state", first, count), SECTIONS * count)
+
     async def gradient_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
         """See `Donor`."""
-        found = await self._fetch(FetchRequest(stage, state_id, "gradient", first, count), count)
-        if found.facts.state_id != state_id:
-            raise PeerError(self._asking.peer, f"{self._address} sent a gradient that nobody asked for")
-        return found
+        return await self._exactly(FetchRequest(stage, state_id, "gradient", first, count), count)
 
     async def weights_range(self, stage: int, state_id: StateId, first: int, count: int) -> bytearray:
         """See `Neighbour`."""
         data, _ = await self._elements(FetchRequest(stage, state_id, "weights", first, count), count)
         return data
 
-    async def mixed_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
+    async def mixed_range(self, stage: int, state_id: StateId, first: int, count: int, vectors: int) -> StateRange:
         """See `Neighbour`."""
-        found = await self._fetch(FetchRequest(stage, state_id, "mixed", first, count), count)
-        if found.facts.state_id != state_id:
-            raise PeerError(self._asking.peer, f"{self._address} sent weights that nobody asked for")
+        return await self._exactly(FetchRequest(stage, state_id, "mixed", first, count), vectors * count)
+
+    async def _exactly(self, asked: FetchRequest, num_elements: int) -> StateRange:
+        found = await self._fetch(asked, num_elements)
+        if found.facts.state_id != asked.state_id:
+            raise PeerError(self._asking.peer, f"{self._address} sent a {asked.section} that nobody asked for")
         return found
 
     async def _fetch(self, asked: FetchRequest, num_elements: int) -> StateRange:

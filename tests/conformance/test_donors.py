@@ -15,7 +15,7 @@ from blake3 import blake3
 from grpc import aio
 
 from node.payloads import HandlePool
-from node.ports import RANGE_ELEMENTS, Donors, NotHeldError, PeerError, StateFacts, StateRange
+from node.ports import RANGE_ELEMENTS, Neighbours, NotHeldError, PeerError, StateFacts, StateRange
 from node.sim.donors import MemoryDonors, MemoryLibrary
 from node.sim.loop import run_virtual
 from node.transport import swarm_pb2 as pb
@@ -38,7 +38,7 @@ class Place:
     """A donor in its house, and the port through which it is asked."""
 
     house: House
-    donors: Donors
+    donors: Neighbours
     donor: Contact
     gone: Callable[[], Awaitable[None]]
 
@@ -224,6 +224,70 @@ def test_another_gradient_than_was_asked_for_is_not_taken() -> None:
                 await within(donor.gradient_range(1, "t", 0, 1))
 
     uvloop.run(main())
+
+
+def test_another_state_than_was_asked_for_is_not_taken() -> None:
+    async def main() -> None:
+        async with asked(Evil([chunk(0, ELEMENT)])) as donor:
+            assert await within(donor.state_of(1, "s", 0, 1))
+            assert await within(donor.mixed_range(1, "s", 0, 1, vectors=3))
+            for ask in (donor.state_of(1, "t", 0, 1), donor.mixed_range(1, "t", 0, 1, vectors=3)):
+                with pytest.raises(PeerError, match="nobody asked for"):
+                    await within(ask)
+            with pytest.raises(PeerError, match="nobody asked for"):
+                await within(donor.mixed_range(1, "s", 0, 1, vectors=1))
+
+    uvloop.run(main())
+
+
+NUM_AT_ONCE = 4
+
+
+def serve_slowly(seed: int, case: Case, answer_s: float, **config: Any) -> None:
+    """A donor that takes so long for each answer; who asks it is patient for less than two of them."""
+
+    async def main() -> None:
+        async with opened(GrpcWorld, seed) as world:
+            house = House(SIZE)
+
+            async def read(asked: FetchRequest) -> StateRange | None:
+                await asyncio.sleep(answer_s)
+                return await house.holdings.state_range(asked.stage, asked.first, asked.count)
+
+            of = TransportConfig("run-1", "you", 1, **config)
+            transport = await GrpcTransport.start(of, HandlePool(), world.group, world.rng, Library(states=read))
+            world.closers.append(transport.close)
+            donors = GrpcDonors(Plaintext(), progress_s=1.9 * answer_s)
+            await case(Place(house, donors, Contact("you", transport.address), transport.close))
+
+    uvloop.run(main())
+
+
+def test_answers_come_one_after_another_and_who_waits_for_his_hears_the_others(seed: int) -> None:
+    """The last one waits for longer than it would for a donor that brings nothing."""
+    came: list[int] = []
+
+    async def case(place: Place) -> None:
+        async with place.donors.visit(place.donor) as donor, asyncio.TaskGroup() as group:
+
+            async def ask(number: int) -> None:
+                await donor.state_range(1, number, 1)
+                came.append(number)
+
+            for number in range(NUM_AT_ONCE):
+                group.create_task(ask(number))
+
+    serve_slowly(seed, case, 0.25)
+    assert sorted(came) == [*range(NUM_AT_ONCE)]
+
+
+def test_a_donor_that_serves_enough_already_says_so(seed: int) -> None:
+    async def case(place: Place) -> None:
+        async with place.donors.visit(place.donor) as donor:
+            found = await asyncio.gather(*(donor.state_range(1, 0, 1) for _ in range(NUM_AT_ONCE)), return_exceptions=True)
+        assert sorted(type(x).__name__ for x in found) == ["BusyError"] * 2 + ["StateRange"] * 2
+
+    serve_slowly(seed, case, 0.25, max_serves=2)
 
 
 @pytest.mark.parametrize("count", [0, RANGE_ELEMENTS + 1, 1 << 62])

@@ -16,12 +16,13 @@ from node.stage.executor import TorchExecutor
 from protocol.events import Applied, Event, Learned, SeatCreated
 from protocol.manifest import Manifest
 from tests.numerics.harness import RandomTokens, manifest_of, split_flat
-from tests.numerics.rebuilt import Arrays, assert_rebuilt, expected, gradient_norms
+from tests.numerics.rebuilt import TOLERANCE, Arrays, assert_rebuilt, expected, gradient_norms
 
 NUM_BLOCK_STAGES = 4
 LAST = 5
 """Last step of those that die."""
 NEWCOMERS_AT_S = 20.0
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def at_once(work: Coroutine[Any, Any, memoryview]) -> memoryview:
@@ -44,25 +45,34 @@ class Dumps:
     shares: dict[int, dict[int, float]] = field(default_factory=dict)
     moments: dict[int, float] = field(default_factory=dict)
     """Largest moment of a stage that was rebuilt."""
+    ages: dict[int, int] = field(default_factory=dict)
+    """Optimizer age of a stage that was rebuilt."""
+    moments_after: dict[tuple[int, int, str], np.ndarray] = field(default_factory=dict)
+    """By stage, step and section, flat."""
+    made_moments: dict[tuple[int, str], np.ndarray] = field(default_factory=dict)
 
     def take(self, node: SimNode, stage: int, section: str = "weights") -> Arrays:
-        parameters = node.executor.parameters(stage)
-        count = sum(int(np.prod(shape)) for _, shape in parameters)
-        flat = np.frombuffer(at_once(node.executor.export(stage, section, 0, count)), dtype="<f4")
-        return split_flat(parameters, flat.copy())
+        return split_flat(node.executor.parameters(stage), self.flat(node, stage, section))
+
+    def flat(self, node: SimNode, stage: int, section: str) -> np.ndarray:
+        count = sum(int(np.prod(shape)) for _, shape in node.executor.parameters(stage))
+        return np.frombuffer(at_once(node.executor.export(stage, section, 0, count)), dtype="<f4").copy()
 
     def watch(self, node: SimNode, event: Event) -> None:
         if isinstance(event, SeatCreated | Applied):
             step = event.step if isinstance(event, Applied) else 0
             self.after[event.stage, step] = self.take(node, event.stage)
+            for section in MOMENTS:
+                self.moments_after[event.stage, step, section] = self.flat(node, event.stage, section)
             if (step, event.stage in self.lost) == (LAST, True) and not node.killed:
                 self.kill(node)
         elif isinstance(event, Learned) and event.stage in self.lost and event.stage in node.state.chain.rebuilds:
             stage = event.stage
             self.made[stage] = self.take(node, stage)
             self.shares[stage] = {s.stage: s.coefficient for s in node.state.chain.rebuilds[stage].sources}
-            both = [self.take(node, stage, section) for section in ("exp_avg", "exp_avg_sq")]
-            self.moments[stage] = max(float(np.abs(x).max()) for part in both for x in part.values())
+            self.made_moments |= {(stage, section): self.flat(node, stage, section) for section in MOMENTS}
+            self.moments[stage] = max(float(np.abs(self.made_moments[stage, section]).max()) for section in MOMENTS)
+            self.ages[stage] = event.optimizer_age
 
     def weights(self, manifest: Manifest, step: int) -> Arrays:
         """Of all stages after a step."""
@@ -120,3 +130,22 @@ def test_every_tensor_is_what_numpy_makes_of_the_neighbours(
         worst = assert_rebuilt(dumps.made[stage], expected(manifest, stage, shares, after))
         assert dumps.moments[stage] == 0.0
         print(f"{policy}, stage {stage} of {shares}: {worst:.1e}")
+
+
+@pytest.mark.parametrize(("lost", "sources"), [(2, (1, 3)), (1, (2,))], ids=["interior", "copy"])
+def test_averaged_moments_are_what_numpy_makes_of_the_neighbours(lost: int, sources: tuple[int, ...]) -> None:
+    """The neighbours are of the same age here: each corrected for its bias and put back they are the weighted sum."""
+    manifest = manifest_of(
+        NUM_BLOCK_STAGES,
+        max_steps=LAST + 3,
+        recovery={"policy": "checkfree", "rebuild_grace_s": 0.0, "newcomer_wait_s": 600.0, "moments": "averaged"},
+    )
+    dumps = lose(manifest, lost)
+    assert dumps.ages[lost] == LAST
+    for section in MOMENTS:
+        theirs = [dumps.moments_after[stage, LAST, section] for stage in sources]
+        shares = [dumps.shares[lost][stage] for stage in sources]
+        wanted = sum(np.float64(share) * flat.astype(np.float64) for share, flat in zip(shares, theirs, strict=True))
+        found = dumps.made_moments[lost, section]
+        assert float(np.linalg.norm(found - wanted)) <= TOLERANCE * float(np.linalg.norm(wanted))
+        assert np.abs(found).max() > 0

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from protocol.chain import Chain
 from protocol.ids import Member
-from protocol.manifest import Manifest
+from protocol.manifest import Manifest, OptimizerSection
 from protocol.membership import Membership
 from protocol.messages import Kept, Learning, Wish
-from protocol.recipes import CLIPPED_EXTRA, recipe, weights_of
+from protocol.recipes import CLIPPED_EXTRA, MomentShares, moment_shares, recipe, weights_of
 from protocol.records import Rebuild, Roster, Seating, Source
 from protocol.recovery import Next, Recovery
 from protocol.view import View
@@ -112,6 +112,25 @@ def test_the_papers_letter_is_available() -> None:
     clipped = a_run(weighting="gradient_norm_clipped")
     assert weights_of([0.0, 100.0, 0.25], 1, clipped) == [CLIPPED_EXTRA, 1.0 + CLIPPED_EXTRA, 0.5 + CLIPPED_EXTRA]
     assert weights_of([0.0, 100.0, 0.25, 0.0, 0.0], 1, a_run(weighting="uniform")) == [1.0] * 5
+
+
+def adam(beta1: float = 0.9, beta2: float = 0.999, kind: str = "adamw") -> OptimizerSection:
+    return OptimizerSection(learning_rate=0.1, beta1=beta1, beta2=beta2, kind=kind)  # type: ignore[arg-type]
+
+
+def test_averaged_moments_are_corrected_for_the_age_of_each_and_have_the_smallest() -> None:
+    made = moment_shares([0.75, 0.25], [1, 3], adam(0.5, 0.5))
+    assert made.age == 1
+    assert made.first == made.second == pytest.approx((0.75, 0.25 * 0.5 / 0.875))
+    expected_gradient = [0.5 * 4.0, 0.875 * 4.0]  # b1^t apart, moments of a gradient that is 4 at each step
+    assert sum(s * m for s, m in zip(made.first, expected_gradient, strict=True)) == pytest.approx(0.5 * 4.0)
+
+
+def test_a_copys_moments_are_its_sources_and_those_of_nobody_are_zero() -> None:
+    assert moment_shares([1.0], [7], adam()) == MomentShares(7, (1.0,), (1.0,))
+    assert moment_shares([0.5, 0.5], [9, 9], adam()) == MomentShares(9, (0.5, 0.5), (0.5, 0.5))
+    assert moment_shares([0.5, 0.5], [0, 9], adam()) == MomentShares(0, (0.0, 0.0), (0.0, 0.0))
+    assert moment_shares([0.75, 0.25], [2, 9], adam(kind="sgd")) == MomentShares(2, (0.75, 0.25), (0.75, 0.25))
 
 
 @given(st.lists(st.floats(0, 1e30), min_size=5, max_size=5), st.integers(1, 4), st.sets(st.integers(0, 4)))

@@ -94,8 +94,8 @@ async def test_a_range_comes_with_the_facts_of_its_state(place: Place) -> None:
     async with place.donors.visit(place.donor) as donor:
         for age in range(3):
             found = await within(donor.state_range(1, 2, 3))
-            step = age + 10 if age else 0
-            assert found.facts == StateFacts(f"state{age}", step, age, 1.1, 3, f"digest{age}")
+            step, lr_factor = (age + 10, 0.55) if age else (0, 1.1)
+            assert found.facts == StateFacts(f"state{age}", step, age, lr_factor, 3, f"digest{age}")
             assert bytes(found.data) == bytes([age]) * 36
             place.house.update()
 

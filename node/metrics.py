@@ -83,7 +83,7 @@ class Metrics:
         self._recovery_seconds = Histogram(
             "regrow_recovery_seconds",
             "Parts of the time that a stage was away. detect, grace, wait_for_newcomer, first_commit: told by the coordinator"
-            " alone; average: by each neighbour of what it averaged; transfer: by the newcomer alone, over its network.",
+            " alone; average: by each neighbour, of its share; transfer: by the newcomer alone, over its network.",
             ["phase"],
             registry=self.registry,
             buckets=RECOVERY_SECONDS,
@@ -223,6 +223,8 @@ class Metrics:
             case "provenance":
                 if fields.get("rung") in LADDER:
                     self._observe_recovery(fields)
+            case "averaged":
+                self._observe_recovery(fields)
             case "validation":
                 self._validation.set(float(fields.get("value", math.nan)))
             case _ if type_ in self._notes:

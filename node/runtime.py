@@ -366,8 +366,17 @@ class Runtime:
         task = self._mixing.pop(command.stage, None)
         if task:
             task.cancel()
-        work = self.mixer.begin(command).run()
-        self._mixing[command.stage] = self._spawn(work, f"mix stage {command.stage} ahead")
+        self._mixing[command.stage] = self._spawn(self._average(command), f"mix stage {command.stage} ahead")
+
+    async def _average(self, command: MixAhead) -> None:
+        ahead, began = self.mixer.begin(command), self.ports.clock.monotonic()
+        await ahead.run()
+        if ahead.num_fetched and not ahead.closed:
+            shares = {"part": command.part, "parts": command.parts, "bytes": sum(x.nbytes for x in ahead.ready.values())}
+            facts = {"stage": command.stage, "step": self.state.chain.step, "average_s": self.ports.clock.monotonic() - began}
+            note = Note("averaged", facts | shares)
+            self.observers.on_command(note)
+            self.ports.sink.note(note.type, note.fields)
 
     def _stop_mixing(self, stage: int) -> None:
         self._mixing.pop(stage).cancel()

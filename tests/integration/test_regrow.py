@@ -79,7 +79,14 @@ def test_a_newcomer_takes_a_middle_stage_that_its_neighbours_rebuilt(tmp_path: P
         assert sum(source["coefficient"] for source in provenance["sources"]) == pytest.approx(1.0)
         survivors = [nodes[0], nodes[1], nodes[3], newcomer]
         figures = {name: value for name, value in recovery_figures(made, survivors).items() if value}
-        once = ("detect", "grace", "wait_for_newcomer", "transfer", "first_commit")
+        once = (
+            "detect",
+            "grace",
+            "wait_for_newcomer",
+            "average",
+            "transfer",
+            "first_commit",
+        )  # a stage of one range: one share
         assert figures == {
             "regrow_recoveries_total recovery": 1,
             **{f"regrow_recovery_seconds_count {phase}": 1 for phase in once},

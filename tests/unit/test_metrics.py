@@ -151,6 +151,11 @@ def test_a_newcomer_times_the_transfer_of_a_recovery_and_no_ordinary_copy(metric
     assert value(metrics, "regrow_recoveries_total", rung="recovery") == 0, "that is the coordinator's to count"
 
 
+def test_a_neighbour_times_what_it_averaged(metrics: Metrics) -> None:
+    metrics.observe_command(Note("averaged", {"stage": 2, "part": 1, "parts": 2, "bytes": 8, "average_s": 0.25}))
+    assert value(metrics, "regrow_recovery_seconds_sum", phase="average") == 0.25
+
+
 def test_render_shows_the_status(metrics: Metrics) -> None:
     seats = [{"stage": 1, "role": "active"}, {"stage": 0, "role": "passive"}]
     metrics.identify(run_id="r", peer="me")

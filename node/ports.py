@@ -113,6 +113,10 @@ class PeerTransport(Protocol):
     def introduce(self, peer: PeerId, address: str) -> None:
         """From now on `peer` is reached at `address`; an open stream to another address is closed."""
 
+    def connect(self, peer: PeerId) -> None:
+        """Payloads will go to the peer soon: open their stream now, if it is not open. Never blocks or raises: where it cannot
+        be opened, the first payload finds out."""
+
     def send(self, peer: PeerId, message: Message) -> None:
         """Queue a control message (heartbeats in front). Never blocks or raises: without a known address, or with a full
         queue, the message is dropped and counted. A message to this peer itself arrives like any other."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -84,6 +84,12 @@ def make_plan(
         owner.append(tuple(row))
     routes = tuple(_route(m, owner, swapped) for m in range(num_microbatches))
     return Plan(tuple(owner), hands, routes, _links(routes))
+
+
+def first_meetings(me: PeerId, fresh: Collection[PeerId], plan: Plan) -> tuple[PeerId, ...]:
+    """Who `me` will exchange payloads with for the first time, now that `fresh` compute: their streams can be opened ahead."""
+    near = plan.neighbours(me)[:MAX_WATCHED_NEIGHBOURS]
+    return near if me in fresh else tuple(peer for peer in near if peer in fresh)
 
 
 def _route(microbatch: int, owner: Sequence[Sequence[PeerId]], swapped: bool) -> Route:

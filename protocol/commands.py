@@ -175,6 +175,13 @@ class Introduce:
 
 
 @dataclass(frozen=True, slots=True)
+class Connect:
+    """Payloads will go to this peer soon: open the stream for them now. No outcome."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class PublishLease:
     """Write this node's claim to the directory. `leaving` makes it a tombstone."""
 
@@ -224,6 +231,7 @@ Command = (
     | Apply
     | Discard
     | Introduce
+    | Connect
     | PublishLease
     | Note
     | Say

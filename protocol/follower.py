@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from protocol.acceptor import Acceptor
+from protocol.assignment import first_meetings, make_plan
 from protocol.chain import Chain
 from protocol.checks import shares_misfit
-from protocol.commands import Command, Note, SendMessage
+from protocol.commands import Command, Connect, Note, SendMessage
 from protocol.fork import parts_from
 from protocol.ids import Member, PeerId
 from protocol.manifest import Manifest
 from protocol.messages import Decide, Held, Message, OpenStep, Propose, Proposed, RecordsWanted, Summary
-from protocol.records import Commit, Rebuild, Roster, is_fork
+from protocol.records import Commit, Rebuild, Roster, Seating, is_fork
 from protocol.view import View
 from protocol.workbench import Workbench
 
@@ -97,8 +98,18 @@ class Follower:
             self._out.append(Note("joined", fields))
             if join.member == self._me:
                 self._bench.custody.take_seat(join)
+        self._meet([join for join in roster.joins if join.role == "active"])
         self._bench.roster_changed(now)
         self.claim()
+
+    def _meet(self, joins: Sequence[Seating]) -> None:
+        """A stream over a WAN takes a third of a second to be there: those that the first step after this record needs are
+        opened while it is waited for."""
+        rows = [[s.member.peer for s in self._chain.active(stage)] for stage in range(self._manifest.num_stages)]
+        if joins and all(rows):
+            plan = make_plan(self._manifest.batch.num_microbatches, rows, self._manifest.swapped)
+            fresh = {join.member.peer for join in joins}
+            self._out += [Connect(peer) for peer in first_meetings(self._me.peer, fresh, plan)]
 
     def _regrow(self, rebuild: Rebuild, now: float) -> None:
         """A lost stage is to be made of others, here or elsewhere."""
@@ -112,6 +123,7 @@ class Follower:
             )
             if join.member == self._me:
                 self._bench.custody.regrow(join, rebuild)
+        self._meet(rebuild.joins)
         self._bench.roster_changed(now)
         self.claim()
 

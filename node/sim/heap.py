@@ -21,6 +21,7 @@ from node.sim.nodes import MakeState, NodeSpec, SimNode
 from node.sim.work import Works
 from protocol.commands import (
     Command,
+    Connect,
     Exit,
     Introduce,
     Note,
@@ -78,6 +79,7 @@ class World:
             SendPayload: self._send_payload,
             Release: lambda node, command: node.pool.release(command.handle),
             Introduce: self._introduce,
+            Connect: lambda _node, _command: None,
             PublishLease: self._publish,
             Note: self._note,
             Say: self._say,

@@ -97,6 +97,12 @@ class GrpcTransport:
         if peer != self._config.peer and self._addresses.introduce(peer, address):
             self._move(peer)
 
+    def connect(self, peer: PeerId) -> None:
+        """See `PeerTransport`."""
+        if not self._closed and peer in self._addresses and peer != self._config.peer:
+            link = self._bulk_link(peer)
+            self._around.spawn(link.open_ahead(), f"transport opens the bulk stream to {peer[-8:]}")
+
     def send(self, peer: PeerId, message: Message) -> None:
         """See `PeerTransport`."""
         if self._closed:

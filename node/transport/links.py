@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 
 from node.ports import PeerError
@@ -173,6 +174,13 @@ class BulkLink:
                 await self._write(await self._open(), kind, head, data)
         finally:
             self.num_waiting -= 1
+
+    async def open_ahead(self) -> None:
+        """Open the stream before there is something to send, if nothing is being sent or opened."""
+        if not self._turn.locked():
+            with contextlib.suppress(PeerError):  # counted where it arose; who has something to send tries again
+                async with self._turn:
+                    await self._open()
 
     async def _open(self) -> Stream:
         try:

@@ -130,17 +130,20 @@ def _stands_by(made: WanSwarm, coordinator: NodeProcess, newcomer: NodeProcess) 
 
 def _wait_whole(cell: Cell, made: WanSwarm, newcomer: NodeProcess, killed_at: float, before: int) -> int | None:
     """Until something was committed with the stage again; the newcomer's download at the transfer's end, if one there is."""
-    downloaded: int | None = None
+    living = [node for node in made.nodes if node is not made.nodes[cell.lost]]
+    is_lost, downloaded = False, None
 
     def back() -> bool:
-        nonlocal downloaded
-        if downloaded is None and made.events(newcomer, "transfer"):
-            now = made.downloaded(newcomer)
-            downloaded = None if now is None else now - before
-        living = [node for node in made.nodes if node is not made.nodes[cell.lost]]
-        events = [e for node in living for e in made.events(node, "lost", "committed")]
-        lost = min((e["wall"] for e in events if e["type"] == "lost" and e["wall"] > killed_at), default=float("inf"))
-        return any(e["type"] == "committed" and e["stage"] == cell.lost and e["wall"] > lost for e in events)
+        nonlocal is_lost, downloaded
+        news = sorted((event for node in living for event in node.tail.read()), key=lambda event: float(event["wall"]))
+        for event in (event for event in news if event["wall"] > killed_at):
+            is_lost |= event["type"] == "lost"
+            if event["type"] == "transfer" and downloaded is None:
+                now = made.downloaded(newcomer)
+                downloaded = None if now is None else now - before
+            if is_lost and event["type"] == "committed" and event["stage"] == cell.lost:
+                return True
+        return False
 
     wait_for(f"stage {cell.lost} is back", back, LIMIT_S, made.situation, poll_s=LOOK_S)
     return downloaded

@@ -100,6 +100,28 @@ async def test_payloads_arrive_whole_and_in_order(world: World) -> None:
 
 
 @on_both
+async def test_a_stream_may_be_opened_ahead_to_whoever_is_there_or_not(world: World) -> None:
+    a, b = await pair(world, backoff_first_s=0.01, backoff_last_s=0.02)
+    a.transport.introduce("peer-c", world.dead_address())
+    for peer in ("peer-a", "peer-b", "peer-b", "peer-c", "a stranger"):
+        a.transport.connect(peer)
+    await a.send_bytes(b, b"12345678", 3)
+    assert await b.payload() == ("peer-a", header(3), b"12345678")
+    handle = a.put(bytes(8))
+    with pytest.raises(PeerError):
+        await a.transport.send_payload("peer-c", header(4), handle)
+    a.pool.release(handle)
+
+
+@on_grpc
+async def test_a_stream_that_is_opened_ahead_is_there_before_the_payload(world: World) -> None:
+    a, b = await pair(world)
+    a.transport.connect("peer-b")
+    await until(lambda: "peer-a" in b.transport.heard() and "peer-b" in a.transport.heard())
+    assert (b.messages.empty(), b.payloads.empty()) == (True, True)
+
+
+@on_both
 async def test_a_large_payload_in_frames_over_grpcs_default_limit(world: World) -> None:
     a, b = await pair(world, chunk_bytes=4 * MIB)
     data = world.rng.randbytes(MIB) * 64

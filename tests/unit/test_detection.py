@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.commands import Command
+from protocol.commands import Command, Connect
 from protocol.events import Tick
+from protocol.ids import Member
 from protocol.messages import Probe, RecordsWanted, Suspect
 from protocol.records import Rebuild, Roster, Seating, Source
 from protocol.view import View
 from protocol.watch import Watch
-from tests.tools.core import LEAD, Core, a_manifest, holders, notes, sent
+from tests.tools.core import LEAD, Core, a_manifest, holders, notes, of, sent
 
 MANIFEST = a_manifest()
 LAPSE_S, HEARTBEAT_S = MANIFEST.timing.lapse_s, MANIFEST.timing.heartbeat_s
@@ -77,3 +78,28 @@ def test_a_spare_that_is_granted_a_stage_asks_at_once_for_the_records_that_it_la
     for record in (dropped, dropped, rebuild):
         assert not sent(spare.decide(record), RecordsWanted), "nothing is lacking, also where a record comes twice"
     assert list(spare.state.bench.seats) == [2]
+
+
+def connected(commands: list[Command]) -> list[str]:
+    return [command.peer for command in of(commands, Connect)]
+
+
+def test_streams_of_a_rebuilt_stages_holder_are_opened_while_its_state_comes() -> None:
+    manifest = a_manifest(num_block_stages=4, policy="checkfree_plus")
+    chain = Core(manifest, "any", holders(manifest)).state.chain
+    lost = next(s for s in chain.seatings if s.stage == 3)
+    new = Seating(3, Member("new", 1), "active", 1)
+    dropped = Roster(chain.head, 0, (), (lost,), (LEAD,))
+    made = tuple(Source(stage, chain.state_ids[stage], 0.5) for stage in (2, 4))
+    expected = {
+        LEAD.peer: ["new"],  # stage 3 is the last one in the swapped order, S2 S1 S4 S3
+        "p1.0": [],
+        "p2.0": ["new"],
+        "p4.0": ["new"],
+        "new": sorted([LEAD.peer, "p2.0", "p4.0"]),
+    }
+    for peer, peers in expected.items():
+        core = Core(manifest, peer, holders(manifest))
+        assert not connected(core.decide(dropped)), "a stage is empty: nobody meets anybody"
+        rebuild = Rebuild(core.state.chain.head, 0, 3, 1, made, (new,), (LEAD,))
+        assert sorted(connected(core.decide(rebuild))) == peers

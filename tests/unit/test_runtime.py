@@ -16,6 +16,7 @@ from protocol.commands import (
     Apply,
     Command,
     Compute,
+    Connect,
     CreateSeat,
     Discard,
     DropSeat,
@@ -323,12 +324,16 @@ def test_observers_and_sinks_see_what_passes() -> None:
 
     async def script(life: Life) -> None:
         life.command(
-            Note("lost", {"stage": 1}), Say("hello"), Introduce("you", "x:1"), SendMessage("you", Order("stop", 1, ""))
+            Note("lost", {"stage": 1}),
+            Say("hello"),
+            Introduce("you", "x:1"),
+            SendMessage("you", Order("stop", 1, "")),
+            Connect("you"),
         )
 
     life.go(script)
     assert ("lost", {"stage": 1}) in life.world.notes
-    assert {"introduce", "send"} <= set(life.world.calls)
+    assert {"introduce", "send", "connect"} <= set(life.world.calls)
     assert any(isinstance(x, Tick) for x in seen)
     assert Say("hello") in seen
     assert any(isinstance(x, float) for x in seen)

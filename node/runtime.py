@@ -374,7 +374,7 @@ class Runtime:
         ahead, began = self.mixer.begin(command), self.ports.clock.monotonic()
         await ahead.run()
         if ahead.num_fetched and not ahead.closed:
-            shares = {"part": command.part, "parts": command.parts, "bytes": sum(x.nbytes for x in ahead.ready.values())}
+            shares = {"part": command.part, "parts": command.parts, "bytes": sum(x.num_bytes for x in ahead.ready.values())}
             facts = {"stage": command.stage, "step": self.state.chain.step, "average_s": self.ports.clock.monotonic() - began}
             note = Note("averaged", facts | shares)
             self.observers.on_command(note)

@@ -198,7 +198,8 @@ class RebuildSyllabus:
         """Those that can mix, averagers first."""
         me, chain = self.state.config.member.peer, self.state.chain
         found = {c.peer: c for source in self.sources for c in contacts_of_stage(self.state, source.stage)}
-        if any(s.member.peer == me for source in self.sources for s in chain.holders(source.stage)):
+        others = [source.stage for source in self.sources if source.stage != self.stage]
+        if any(s.member.peer == me for stage in others for s in chain.holders(stage)):
             found[me] = Contact(me, "")
         team = averagers(chain, self.sources)
         return tuple(found[peer] for peer in dict.fromkeys([*team, *found]) if peer in found)

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from protocol.ids import Ballot, Member, PeerId, RecordId, StateId, hash_of, initial_state_id, next_state_id
 from protocol.manifest import Manifest
 from protocol.messages import Contact, Summary
 from protocol.recipes import recipe, weights_of
-from protocol.records import Commit, Rebuild, Record, Roster, Seating, Share, genesis_id, is_fork, record_id
+from protocol.records import (
+    Commit,
+    Rebuild,
+    Record,
+    Roster,
+    Seating,
+    Share,
+    Source,
+    genesis_id,
+    is_fork,
+    is_weights_alone,
+    record_id,
+)
 from protocol.rungs import Regain, regained
 from protocol.schedule import gradient_norm
 
@@ -79,16 +91,33 @@ class Chain:
         stage = rebuild.stage
         if not 0 < stage < self._manifest.num_stages or rebuild.generation != self.generations[stage] + 1:
             return f"it makes generation {rebuild.generation} of stage {stage}"
-        wrong = [s for s in rebuild.joins if (s.stage, s.role, s.generation) != (stage, "active", rebuild.generation)]
-        if wrong or not rebuild.joins:
+        made = [s for s in rebuild.joins if (s.stage, s.role, s.generation) == (stage, "active", rebuild.generation)]
+        if not made or (len(made) < len(rebuild.joins) and not is_weights_alone(rebuild)):
             return f"it does not seat active replicas of stage {stage}, generation {rebuild.generation}"
+        wrong = self._givers_fit(rebuild) if is_weights_alone(rebuild) else self._sources_fit(rebuild)
+        if wrong:
+            return wrong
+        leaves = tuple(s for s in self.seatings if s.stage == stage)
+        return self._roster_fits(Roster(rebuild.parent, rebuild.step, rebuild.joins, leaves, rebuild.voters))
+
+    def _givers_fit(self, rebuild: Rebuild) -> str:
+        """Do those give the stage's own weights that hold them now?"""
+        stage = rebuild.stage
+        givers = [s for s in rebuild.joins if s.role == "parked"]
+        holders = [replace(s, role="parked") for s in self.holders(stage)]
+        own = (Source(stage, self.state_ids[stage], 1.0),)
+        if rebuild.sources != own or not givers or any(s not in holders for s in givers) or stage in self.rebuilds:
+            return f"nobody gives stage {stage} its own weights as of {rebuild.sources}"
+        return "" if all(s.role in ("active", "parked") for s in rebuild.joins) else "it seats who neither gives nor takes"
+
+    def _sources_fit(self, rebuild: Rebuild) -> str:
+        stage = rebuild.stage
         weights = weights_of(self.squared_norms, self._manifest.batch.tokens_per_step, self._manifest)
         whole = {source.stage for source in rebuild.sources}
         made = recipe(stage, whole, self.state_ids, weights, self._manifest)
         if not rebuild.sources or made.sources != rebuild.sources or any(not self.holders(s) for s in whole):
             return f"stage {stage} is not made of {rebuild.sources} but of {made.sources or made.sentence}"
-        leaves = tuple(s for s in self.seatings if s.stage == stage)
-        return self._roster_fits(Roster(rebuild.parent, rebuild.step, rebuild.joins, leaves, rebuild.voters))
+        return ""
 
     def _roster_fits(self, roster: Roster) -> str:
         if roster.step != self.step:

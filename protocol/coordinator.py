@@ -113,7 +113,7 @@ class Coordinator:
     def on_leave(self, member: Member, message: Leave, now: float) -> None:
         """A member wants to go in order: at the next boundary, and at once where a stage has to be handed over first."""
         self.members.on_leave(member, message.reason, now)
-        if not self.members.handing_over():
+        if not self.members.handover.stages():
             return
         self._out += self._polls.skip("a node that leaves hands over its stage")
         if self.ledger and self._proposal is None:
@@ -338,7 +338,7 @@ class Coordinator:
                 for seating in lost.record.joins:
                     self.members.gathering.leave(seating.member)
                 self._propose(lost.record, (), now)
-        elif waits := self.members.waits(now):
+        elif waits := self.members.handover.waits(now):
             self.herald.stand("waiting", waits, now)
         elif self._orders["pause"]:
             self.herald.stand("paused", f"paused by the organiser at step {step}", now)
@@ -410,7 +410,7 @@ class Coordinator:
         self._proposal = None
         before = [m.peer for m in self._chain.members()]
         joined = [] if isinstance(proposal.record, Commit) else [s.member.peer for s in proposal.record.joins]
-        if isinstance(proposal.record, Roster) and self._me in self.members.leaving:
+        if isinstance(proposal.record, Roster) and self._me in self.members.handover.leaving:
             self.has_left = self._me in {seating.member for seating in proposal.record.leaves}
         if isinstance(proposal.record, Commit):
             self.ledger, self._attempt, self._voids, self._void_reason = None, self._first_attempt, 0, ""

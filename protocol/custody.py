@@ -12,7 +12,7 @@ from protocol.events import Learned, LearningGoesOn, SeatCreated
 from protocol.ids import Ballot, PeerId
 from protocol.manifest import Manifest
 from protocol.messages import Kept, Learning, Message
-from protocol.records import Rebuild, Seating
+from protocol.records import Rebuild, Seating, is_weights_alone
 from protocol.rungs import Rung
 from protocol.seat import Seat, SeatPhase, SeatState
 
@@ -98,15 +98,21 @@ class Custody:
         self._emit_all(
             [
                 Note("granted", {"stage": stage, "role": join.role, "generation": rebuild.generation}),
-                Say(f"rebuilding stage {stage} of stages {', '.join(str(s.stage) for s in rebuild.sources)}"),
+                Say(_making(rebuild)),
                 Regrow(stage, state_id, rebuild.step, rebuild.generation, rebuild.sources, state.lr_factor),
             ]
         )
 
-    def drop_seat(self, stage: int) -> None:
-        """The stage begins anew elsewhere, or here with another state: what is held of it is of no use."""
+    def give_way(self, rebuild: Rebuild) -> None:
+        """The stage begins anew elsewhere, or here with another state: what is held of it is of no use, unless this node gives
+        it its weights."""
+        stage = rebuild.stage
         self.forget_kept(stage)
-        if stage in self.seats:
+        gives = any(s.role == "parked" and s.member.peer == self._me for s in rebuild.joins)
+        if gives and stage in self.seats:
+            self.seats[stage].state.role = "parked"
+            self._emit(Say(f"giving the weights of stage {stage} alone: the time is too short for its whole state"))
+        elif stage in self.seats:
             self.drop(self.seats[stage])
 
     def _end_learning(self, seat: Seat) -> None:
@@ -218,3 +224,10 @@ class Custody:
             self._emit_all(seat.void())
         del self.seats[seat.state.stage]
         self._emit(DropSeat(seat.state.stage))
+
+
+def _making(rebuild: Rebuild) -> str:
+    """For people: what is done."""
+    if is_weights_alone(rebuild):
+        return f"taking over the weights of stage {rebuild.stage} alone; its optimizer begins anew"
+    return f"rebuilding stage {rebuild.stage} of stages {', '.join(str(s.stage) for s in rebuild.sources)}"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from protocol.chain import Chain
 from protocol.ids import Member
 from protocol.messages import Leave
+from protocol.records import is_weights_alone
 
 DRAIN_S = 6.0
 """Longest wait for the boundary of a step: after that the node says goodbye, and the step is run again without it. Well below
@@ -48,7 +49,12 @@ class Departure:
     def _alone(self) -> list[int]:
         """Stages whose state nobody else has."""
         mine = [s.stage for s in self._chain.seatings if s.member == self._me and s.role != "learner"]
-        return [stage for stage in mine if all(s.member == self._me for s in self._chain.holders(stage))]
+        return [stage for stage in mine if self._gives(stage) or all(s.member == self._me for s in self._chain.holders(stage))]
+
+    def _gives(self, stage: int) -> bool:
+        """Does somebody take the stage's weights from here?"""
+        rebuild = self._chain.rebuilds.get(stage)
+        return rebuild is not None and is_weights_alone(rebuild)
 
     def _is_of_no_use(self) -> bool:
         """Waiting, for want of a seat or of anybody else."""

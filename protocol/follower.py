@@ -116,12 +116,12 @@ class Follower:
         sources = [{"stage": s.stage, "state_id": s.state_id, "coefficient": s.coefficient} for s in rebuild.sources]
         facts = {"stage": rebuild.stage, "policy": self._manifest.recovery.policy, "sources": sources}
         self._out.append(Note("rebuild", facts | {"generation": rebuild.generation, "step": rebuild.step}))
-        self._bench.custody.drop_seat(rebuild.stage)
+        self._bench.custody.give_way(rebuild)
         for join in rebuild.joins:
             self._out.append(
                 Note("joined", {"stage": join.stage, "peer": join.member.peer, "role": join.role, "step": rebuild.step})
             )
-            if join.member == self._me:
+            if join.member == self._me and join.role == "active":
                 self._bench.custody.regrow(join, rebuild)
         self._meet(rebuild.joins)
         self._bench.roster_changed(now)
@@ -143,7 +143,7 @@ class Follower:
         self._bench.custody.begin_anew()
         for seating in self._chain.seatings:
             rebuild = self._chain.rebuilds.get(seating.stage)
-            if seating.member == self._me and rebuild and seating in rebuild.joins:
+            if seating.member == self._me and rebuild and seating in rebuild.joins and seating.role == "active":
                 self._bench.custody.regrow(seating, rebuild)
             elif seating.member == self._me and seating.role == "learner":
                 self._bench.custody.take_seat(seating)

@@ -62,6 +62,12 @@ class Learners:
         states = self._chain.state_ids
         return [(stage, m, x.digest) for (stage, m), x in self._known.items() if x.digest and x.state_id == states[stage]]
 
+    def seconds_left(self, stage: int, member: Member, now: float) -> float:
+        """Until a learner has the newest state, by what it says; 0 while it has not been at it for long enough to know."""
+        learner = self._known.get((stage, member))
+        known = learner and learner.seconds_left < UNKNOWN_S and now - learner.since >= self._least_s
+        return learner.seconds_left if learner and known else 0.0
+
     def progress(self, stage: int, member: Member) -> str:
         """For people, after what is said of it; '' where nothing is known."""
         learner = self._known.get((stage, member))

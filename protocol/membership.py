@@ -14,15 +14,15 @@ from protocol.chain import Chain, choose_voters
 from protocol.commands import Note
 from protocol.digests import Digests
 from protocol.gathering import Gathering
-from protocol.heirs import Heirs
+from protocol.handover import Handover
 from protocol.ids import Member, PeerId
-from protocol.learners import Learners, coarse
+from protocol.learners import Learners
 from protocol.losses import promotions
 from protocol.manifest import Manifest
 from protocol.messages import AppliedReport, Learning, Wish
 from protocol.placement import Placement, is_copy, wanted_copies
 from protocol.records import Roster, Seating
-from protocol.sizes import fits, human_bytes, need_bytes, state_bytes
+from protocol.sizes import fits
 from protocol.speeds import Speeds
 from protocol.takeover import ranks
 
@@ -65,10 +65,8 @@ class Membership:
         self.gathering = Gathering(manifest)
         self.speeds = Speeds()
         self.learners = Learners(chain, timing.heartbeat_s, timing.join_pause_s)
-        self.heirs = Heirs(manifest, chain)
+        self.handover = Handover(manifest, chain, self.learners)
         self.digests = Digests(chain)
-        self.leaving: dict[Member, tuple[float, str]] = {}
-        """Since when, and why."""
         self._manifest, self._chain = manifest, chain
         self._placement = Placement(manifest, chain, self.speeds)
         self._beat_s = timing.heartbeat_s
@@ -87,7 +85,7 @@ class Membership:
     def on_leave(self, member: Member, reason: str, now: float) -> None:
         """A member wants to go in order."""
         if self._chain.member_of(member.peer) == member:
-            self.leaving.setdefault(member, (now, reason))
+            self.handover.leaving.setdefault(member, (now, reason))
 
     def on_learning(self, member: Member, message: Learning, now: float) -> None:
         """A learner says how far it is."""
@@ -130,7 +128,7 @@ class Membership:
         gone = {(s.stage, s.member) for s in (*changes.leaves, *changes.joins)}
         after = [*(s for s in chain.seatings if (s.stage, s.member) not in gone), *changes.joins]
         first = me
-        if me in self.leaving and all(s.member != me for s in after):
+        if me in self.handover.leaving and all(s.member != me for s in after):
             active = [s.member for s in after if s.role == "active"]
             first = next((m for m in [*ranks(chain, self._manifest.num_stages), *active] if m in active), me)
         return Roster(chain.head, chain.step, changes.joins, changes.leaves, choose_voters(after, first))
@@ -139,7 +137,7 @@ class Membership:
         """What to decide between two steps; empty if nothing."""
         self.learners.look(now)
         self.speeds.keep(self._chain.seatings)
-        self.leaving = {m: why for m, why in self.leaving.items() if self._chain.member_of(m.peer) == m}
+        self.handover.look()
         steps = (
             self._without_wrong,
             self._leavers,
@@ -162,7 +160,7 @@ class Membership:
 
     def _leavers(self, now: float) -> Changes:
         gone: list[Member] = []
-        for member, (since, _) in self.leaving.items():
+        for member, (since, _) in self.handover.leaving.items():
             if self._may_go(member, [*gone, member], now - since):
                 gone.append(member)
         leaves = tuple(s for s in self._chain.seatings if s.member in gone)
@@ -173,9 +171,11 @@ class Membership:
         """Does somebody else hold each of its stages? A copy of the embedding may wait a little for its successor."""
         mine = [s for s in self._chain.seatings if s.member == member]
         held = [s.stage for s in mine if s.role != "learner"]
-        if all(m in self.leaving for m in self._chain.members()):
+        if all(m in self.handover.leaving for m in self._chain.members()):
             return True
         if any(all(s.member in gone for s in self._chain.holders(stage)) for stage in held):
+            return False
+        if any(s.role == "parked" and not self.handover.is_whole(s.stage) for s in mine):
             return False
         has_copy = any(is_copy(s, self._chain) and s.role == "passive" for s in mine)
         successors = any(s.role == "learner" and is_copy(s, self._chain) for s in self._chain.seated(0))
@@ -190,7 +190,7 @@ class Membership:
             seating, right = roles[stage, member], self.digests.believed(stage, self._chain.state_ids[stage])
             if right in ("", digest):
                 self.digests.forget(stage, member)
-                joins.append(replace(seating, role=self.heirs.role(seating, self.leaving)))
+                joins.append(replace(seating, role=self.handover.heirs.role(seating, self.handover.leaving)))
             else:
                 self.strike(member.peer)
                 leaves.append(seating)
@@ -213,7 +213,7 @@ class Membership:
             notes.append(self._why(stage, wish, joins))
             learner = self._learner(stage, wish.member, pinned=wish.stage == stage)
             joins.append(learner if self._chain.holders(stage) else replace(learner, role="active"))
-        return Changes((*joins, *self._placement.copies(list(self.leaving))), notes=tuple(notes))
+        return Changes((*joins, *self._placement.copies(list(self.handover.leaving))), notes=tuple(notes))
 
     def _why(self, stage: int, wish: Wish, more: Sequence[Seating]) -> Note:
         """What the stages looked like when a newcomer was given one."""
@@ -242,46 +242,20 @@ class Membership:
 
     def _unparked(self, _now: float) -> Changes:
         """A kept stage is computed where it is as soon as there is room, and no longer kept where somebody else computes it."""
-        kept = [s for s in self._chain.seatings if s.role == "parked" and self._chain.active(s.stage)]
-        joins = () if kept else tuple(replace(s, role="active") for s in self.heirs.unparked()[:1])
+        held = [s for s in self._chain.seatings if s.role == "parked" and self._chain.active(s.stage)]
+        kept = [s for s in held if self.handover.is_whole(s.stage)]
+        joins = () if kept else tuple(replace(s, role="active") for s in self.handover.heirs.unparked()[:1])
         return Changes(joins, tuple(kept))
 
     def _handed_over(self, _now: float) -> Changes:
         """The only holder of a stage wants to go: somebody else copies its state. One heir each time: each has room for one."""
-        for stage in self.handing_over():
+        for stage in self.handover.stages():
             heir = None
-            if all(s.role != "learner" for s in self._chain.seated(stage)):
-                heir = self.heirs.choose(stage, self.spares(stage), self.leaving)
+            if self.handover.heir(stage) is None and self.handover.is_whole(stage):
+                heir = self.handover.heirs.choose(stage, self.spares(stage), self.handover.leaving)
             if heir:
                 return Changes((self._learner(stage, heir),))
         return Changes()
-
-    def waits(self, now: float) -> str:
-        """Why no step can be opened though every stage has its state: some are handed over, or kept by a node that cannot
-        compute them. '' if nothing of the kind."""
-        handed = self.handing_over()
-        told = [self._handover(stage, now) for stage in handed]
-        told += [self._parking(stage) for stage in self.heirs.parked() if stage not in handed]
-        return "waiting: " + "; ".join(told) if told else ""
-
-    def _handover(self, stage: int, now: float) -> str:
-        heir = next((s.member for s in self._chain.seated(stage) if s.role == "learner"), None)
-        since = min((self.leaving[s.member][0] for s in self._chain.holders(stage)), default=now)
-        left = max(0.0, since + self._manifest.timing.leave_notice_s - now)
-        what = f"stage {stage} is handed over by a node that leaves"
-        if heir is None:
-            size = human_bytes(state_bytes(self._manifest, stage))
-            return f"{what}, and no other has room for its {size}"
-        return f"{what}, to {heir.peer[-8:]}{self.learners.progress(stage, heir)}, which has {coarse(left)} for it"
-
-    def _parking(self, stage: int) -> str:
-        row = self._chain.seated(stage)
-        where = ", ".join(s.member.peer[-8:] for s in row if s.role == "parked")
-        what, heir = f"stage {stage} is parked at {where}", next((s.member for s in row if s.role == "learner"), None)
-        if heir:
-            return f"{what}, from where {heir.peer[-8:]} copies it{self.learners.progress(stage, heir)}"
-        need = human_bytes(need_bytes(self._manifest, stage))
-        return f"{what}, which has no room to compute it, until a node with >= {need} joins"
 
     def spares(self, stage: int) -> list[Member]:
         """Nodes without a seat whose memory suffices for the stage; those first that asked for it, then those that asked for
@@ -294,13 +268,8 @@ class Membership:
         ]
         return [w.member for w in sorted(able, key=lambda w: (w.stage != stage, w.stage >= 0, w.member))]
 
-    def handing_over(self) -> list[int]:
-        """Stages whose only holders want to go: no step is opened until somebody else holds them."""
-        stages = range(self._manifest.num_stages) if self.leaving else ()
-        return [s for s in stages if self._chain.holders(s) and all(x.member in self.leaving for x in self._chain.holders(s))]
-
     def _moved(self, now: float) -> Changes:
-        move = self._placement.move() if not self.leaving else None
+        move = self._placement.move() if not self.handover.leaving else None
         if move is None:
             self._starved_since = None
             return Changes()

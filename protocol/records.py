@@ -89,7 +89,8 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Rebuild:
-    """A stage that nobody holds any more is made of others, at the members that `joins` seats there."""
+    """A stage that nobody holds any more is made of others, at the members that `joins` seats there; or of its own weights
+    alone, which a leaver still gives that has no time for the whole state."""
 
     parent: RecordId
     step: int
@@ -98,7 +99,8 @@ class Rebuild:
     generation: int
     sources: tuple[Source, ...]
     joins: tuple[Seating, ...]
-    """Seats of the stage; all earlier ones end. They are active, of this generation."""
+    """Seats of the stage; all earlier ones end. They are active, of this generation; who gives the stage's own weights stays
+    besides, parked, in his generation."""
     voters: tuple[Member, ...]
 
 
@@ -108,6 +110,11 @@ Record = Commit | Roster | Rebuild
 def is_fork(record: Record) -> bool:
     """Does another lineage begin with it?"""
     return isinstance(record, Roster) and record.forked != NO_BALLOT
+
+
+def is_weights_alone(rebuild: Rebuild) -> bool:
+    """Does the stage keep its weights, and lose only its optimizer's moments?"""
+    return [source.stage for source in rebuild.sources] == [rebuild.stage]
 
 
 def genesis_id(run_id: str) -> RecordId:

@@ -8,15 +8,16 @@ its neighbours at a newcomer, a replica that can be spared elsewhere, or at last
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from protocol.chain import Chain, choose_voters
+from protocol.handover import Short
 from protocol.ids import Member
 from protocol.manifest import Manifest
 from protocol.membership import Membership
 from protocol.messages import Learning, Wish
 from protocol.recipes import recipe, weights_of
-from protocol.records import Rebuild, Roster, Seating
+from protocol.records import Rebuild, Roster, Seating, Source, is_weights_alone
 from protocol.stopwatch import Stopwatch
 from protocol.view import View
 
@@ -33,10 +34,10 @@ class Recovery:
     """See the module. Looks at the chain; keeps what members said about stages that they were to make."""
 
     def __init__(self, manifest: Manifest, me: Member, chain: Chain, view: View, members: Membership) -> None:
-        self.memory = members.heirs.memory
+        self.memory = members.handover.heirs.memory
         self.stopwatch = Stopwatch(chain)
         self._manifest, self._me, self._chain, self._view, self._members = manifest, me, chain, view, members
-        self._made: set[tuple[int, Member, str]] = set()
+        self._made = members.handover.made
         self._since: dict[int, float] = {}
 
     def on_learning(self, member: Member, message: Learning) -> None:
@@ -47,12 +48,14 @@ class Recovery:
 
     def next(self, now: float) -> Next:
         """The next thing to do about hollow stages, one record at a time."""
-        hollow = [s for s in range(self._manifest.num_stages) if not self._is_whole(s)]
+        hollow = [s for s in range(self._manifest.num_stages) if not self._members.handover.is_whole(s)]
         self._since = {stage: self._since.get(stage, now) for stage in hollow}
         self.stopwatch.look(hollow, now)
         if not hollow:
-            self._made.clear()
-            return Next()
+            rules = self._manifest.recovery
+            fresh = rules.policy != "none" and rules.moments == "fresh"
+            short = self._members.handover.short_of_time(now) if fresh else None
+            return self._weights_alone(short) if short else Next()
         waits = []
         for stage in hollow:
             found = self._about(stage, hollow, now)
@@ -62,16 +65,14 @@ class Recovery:
             waits.append(found.sentence)
         return Next("; ".join(waits))
 
-    def _is_whole(self, stage: int) -> bool:
-        holders = self._chain.holders(stage)
-        if stage not in self._chain.rebuilds:
-            return bool(holders)
-        return any((stage, s.member, self._chain.state_ids[stage]) in self._made for s in holders)
-
     def _about(self, stage: int, hollow: Sequence[int], now: float) -> Next:
         being_made = self._chain.active(stage)
         if being_made:
-            sources = self._chain.rebuilds[stage].sources
+            rebuild = self._chain.rebuilds[stage]
+            if is_weights_alone(rebuild) and any(s.role == "parked" for s in self._chain.seated(stage)):
+                where = being_made[0].member.peer[-8:]
+                return Next(f"the weights of stage {stage} alone are handed over to {where}: its leaver has no time for more")
+            sources = rebuild.sources
             if all(s.stage not in hollow and s.state_id == self._chain.state_ids[s.stage] for s in sources):
                 return Next(f"stage {stage} is being rebuilt by {being_made[0].member.peer[-8:]}")
             return self._rebuild(stage, hollow, [s.member for s in being_made])
@@ -122,6 +123,19 @@ class Recovery:
         )
         return Next(f"stage {stage} is lost and will be {made.sentence}", record)
 
+    def _weights_alone(self, short: Short) -> Next:
+        """The heir of a leaver gets the stage's weights, a third of its state, and the optimizer begins anew."""
+        chain, stage = self._chain, short.stage
+        generation = chain.generations[stage] + 1
+        givers = [replace(s, role="parked") for s in chain.holders(stage)]
+        joins = (Seating(stage, short.heir, "active", generation), *givers)
+        kept = [s for s in chain.seatings if s.stage != stage]
+        source = Source(stage, chain.state_ids[stage], 1.0)
+        voters = choose_voters([*kept, *joins], self._me)
+        record = Rebuild(chain.head, chain.step, stage, generation, (source,), joins, voters)
+        why = f"the {short.left_s:.0f} s that its leaver has are too few for the whole state of stage {stage}"
+        return Next(f"{why}: {short.heir.peer[-8:]} gets its weights alone", record)
+
     def _newcomer(self, stage: int, now: float) -> Member | None:
         """A node without a seat, those first that asked for this stage; a replica that its stage can spare; a neighbour."""
         spares = self._members.spares(stage)
@@ -148,5 +162,5 @@ class Recovery:
         for s in self._chain.seatings:
             if s.role == "active" and not self._view.lapsed(s.member.peer, self._since[stage]):
                 seats.setdefault(s.member, []).append(s.stage)
-        able = [m for m in seats if self._members.heirs.can_compute(stage, m)]
-        return min(able, key=lambda m: self._members.heirs.burden(stage, m), default=None)
+        able = [m for m in seats if self._members.handover.heirs.can_compute(stage, m)]
+        return min(able, key=lambda m: self._members.handover.heirs.burden(stage, m), default=None)

@@ -21,6 +21,7 @@ from tests.integration.seen import assert_counted_once, says, waits
 from tests.tools.command import regrow
 from tests.tools.contract import violations
 from tests.tools.material import write_manifest
+from tests.tools.organiser import Organiser
 from tests.tools.swarm import Swarm, swarm, wait_for
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(400)]
@@ -76,10 +77,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Digests:
     return found
 
 
-def stands_by(made: Swarm, *args: str) -> NodeProcess:
-    """A newcomer that the paused run has no seat for."""
-    newcomer = made.join(made.running(made.nodes[0]).invite, *args, name="newcomer")
-    wait_for("it stands by", lambda: says(newcomer, "without a seat here"), LIMIT_S, made.situation)
+def stands_by(made: Swarm) -> NodeProcess:
+    """A newcomer that the run has no seat for; the others stand still until it is known."""
+    organiser = Organiser(made)
+    organiser.order("pause")
+    newcomer = made.join(made.running(made.nodes[0]).invite, name="newcomer")
+    wait_for("it is told how the run stands", lambda: made.status(newcomer).get("phase") == "paused", LIMIT_S, made.situation)
+    organiser.order("resume")
+    made.wait_step(made.status(made.nodes[0])["step"] + 2, LIMIT_S)
     return newcomer
 
 
@@ -94,19 +99,11 @@ def ended(made: Swarm, node: NodeProcess) -> None:
     assert says(node, f"leaving after handing over stage {LEFT}, within 120 s"), made.situation()
 
 
-def order(made: Swarm, what: str) -> None:
-    ended = regrow(what, "--state-dir", made.nodes[0].state_dir)
-    assert ended.code == 0, ended.err
-
-
 def test_bits_are_those_of_an_undisturbed_run_when_a_newcomer_takes_over(tmp_path: Path, undisturbed: Digests) -> None:
     with swarm(tmp_path) as made:
         nodes = made.launch(a_run(tmp_path), NUM_BLOCK_STAGES)
         made.wait_step(1, LIMIT_S)
-        order(made, "pause")
         newcomer = stands_by(made)
-        order(made, "resume")
-        made.wait_step(made.status(nodes[0])["step"] + 2, LIMIT_S)
         nodes[LEFT].send(signal.SIGTERM)
         ended(made, nodes[LEFT])
         assert end(made) == undisturbed
@@ -200,12 +197,9 @@ def test_a_stage_of_100_mb_is_handed_over(tmp_path: Path) -> None:
     )
     manifest = load(path)
     with swarm(tmp_path) as made:
-        first, leaver = made.launch(path, 1)
+        _, leaver = made.launch(path, 1)
         made.wait_step(2, LIMIT_S)
-        order(made, "pause")
         newcomer = stands_by(made)
-        order(made, "resume")
-        made.wait_step(made.status(first)["step"] + 1, LIMIT_S)
         began = time.monotonic()
         leaver.send(signal.SIGTERM)
         wait_for("the leaver ended", lambda: leaver.exit_code is not None, LIMIT_S, made.situation)

@@ -7,9 +7,7 @@ The organiser's orders make the run stand still where it is looked at: a lost st
 
 from __future__ import annotations
 
-import json
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +18,11 @@ from node import http_client
 from node.data.files import BlobFiles
 from node.data.store import open_token_store
 from node.demo.process import NodeProcess
-from node.keys import OrganiserKey, sign_order
 from tests.integration.ends import Ending
 from tests.integration.test_numerics_over_grpc import NUM_BLOCK_STAGES, real_manifest
 from tests.numerics.rebuilt import Arrays, assert_rebuilt, expected, gradient_norms
 from tests.tools.command import regrow
+from tests.tools.organiser import Organiser
 from tests.tools.swarm import Swarm, swarm, wait_for
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
@@ -32,33 +30,6 @@ LIMIT_S = 90.0
 LOST = 2
 NEIGHBOURS = (1, 3)
 MAX_TRIES = 20
-
-
-class Organiser:
-    """Pauses and resumes a run without the time that a command takes to start."""
-
-    def __init__(self, made: Swarm) -> None:
-        self.made = made
-        self.key = OrganiserKey.load(made.nodes[0].state_dir / "organiser.key")
-        self.run_id = str(made.status(made.nodes[0])["run_id"])
-
-    def order(self, *actions: str) -> None:
-        address = self.made.running(self.made.nodes[0]).http
-        for action in actions:
-            signed = sign_order(self.key, self.run_id, action, time.time_ns() // 1000)  # type: ignore[arg-type]
-            body = json.dumps({"action": signed.action, "serial": signed.serial, "signature": signed.signature}).encode()
-            b"".join(http_client.stream(address, "/order", body=body))
-
-    def paused(self, after: int = -1) -> int:
-        """The step at which everybody stands still, above `after`."""
-
-        def step() -> int:
-            told = [self.made.status(node) for node in self.made.nodes]
-            same = {(t.get("phase"), t.get("step")) for t in told} == {("paused", told[0].get("step"))}
-            applied = all(seat["step"] == told[0]["step"] for t in told for seat in t.get("seats", ()))
-            return int(told[0]["step"]) if same and applied and told[0]["step"] > after else 0
-
-        return int(wait_for("the run is paused", step, LIMIT_S, self.made.situation))
 
 
 def dump(made: Swarm, node: NodeProcess, stage: int) -> Arrays:

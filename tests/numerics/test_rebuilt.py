@@ -3,7 +3,7 @@ their last update, newcomers come, and every tensor is what a plain computation 
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from node.sim.swarm import MemorySwarm, SimNode
 from node.stage.executor import TorchExecutor
 from protocol.events import Applied, Event, Learned, SeatCreated
 from protocol.manifest import Manifest
-from tests.numerics.harness import RandomTokens, manifest_of, split_flat
+from tests.numerics.harness import RandomTokens, at_once, manifest_of, split_flat
 from tests.numerics.rebuilt import TOLERANCE, Arrays, assert_rebuilt, expected, gradient_norms
 
 NUM_BLOCK_STAGES = 4
@@ -23,15 +23,6 @@ LAST = 5
 """Last step of those that die."""
 NEWCOMERS_AT_S = 20.0
 MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
-def at_once(work: Coroutine[Any, Any, memoryview]) -> memoryview:
-    """An inline executor waits for nothing."""
-    try:
-        work.send(None)
-    except StopIteration as done:
-        return memoryview(done.value)
-    raise AssertionError("it waits")
 
 
 @dataclass

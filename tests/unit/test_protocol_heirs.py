@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from protocol.chain import Chain
+from protocol.departure import Departure
 from protocol.ids import Member
 from protocol.manifest import Manifest
 from protocol.membership import Membership
 from protocol.messages import Kept, Learning, Wish
-from protocol.records import Roster, Seating
+from protocol.records import Rebuild, Roster, Seating, Source
 from protocol.recovery import Next, Recovery
 from protocol.sizes import PROCESS_BYTES, need_bytes, seat_bytes, state_bytes
 from protocol.view import View
@@ -31,13 +34,13 @@ class Leaving:
         self.recovery = Recovery(self.manifest, LEAD, self.chain, View(1.0), self.members)
         self.now = 10.0
         for seating in self.chain.seatings:
-            self.members.heirs.memory[seating.member.peer] = need_bytes(self.manifest, seating.stage) + beside
+            self.members.handover.heirs.memory[seating.member.peer] = need_bytes(self.manifest, seating.stage) + beside
         self.members.on_leave(LEAVER, "test", self.now)
 
     def decide(self) -> list[Seating]:
         """What the next Roster seats; it is decided."""
         changes = self.members.changes(self.now)
-        assert changes, self.members.waits(self.now)
+        assert changes, self.members.handover.waits(self.now)
         for seating in changes.joins:
             self.members.gathering.leave(seating.member)
         apply(self.chain, changes, self.members)
@@ -64,18 +67,18 @@ def room_for(what: str) -> int:
 def test_a_neighbour_with_room_computes_it() -> None:
     run = Leaving(room_for("computing"))
     assert run.decide() == [Seating(2, Member("p1.0", 1), "learner")]
-    assert "handed over by a node that leaves, to p1.0, which has 120 s for it" in run.members.waits(10.0).replace(
+    assert "handed over by a node that leaves, to p1.0, which has 120 s for it" in run.members.handover.waits(10.0).replace(
         "2 min", "120 s"
     )
     run.learned(Member("p1.0", 1))
     assert run.decide() == [Seating(2, Member("p1.0", 1), "active")]
     assert run.decide() == []
-    assert not run.members.waits(run.now)
+    assert not run.members.handover.waits(run.now)
 
 
 def test_who_has_room_to_compute_it_comes_before_a_nearer_one_that_can_only_keep_it() -> None:
     run = Leaving(room_for("keeping"))
-    run.members.heirs.memory["p4.0"] += seat_bytes(run.manifest, 2)
+    run.members.handover.heirs.memory["p4.0"] += seat_bytes(run.manifest, 2)
     assert run.decide() == [Seating(2, Member("p4.0", 1), "learner")]
 
 
@@ -91,10 +94,12 @@ def test_where_nobody_can_compute_it_a_neighbour_parks_it_and_the_run_waits() ->
     run.parked()
     assert LEAVER not in run.chain.members()
     assert run.recovery.next(run.now) == Next(), "nothing is lost"
-    assert "stage 2 is parked at p1.0, which has no room to compute it, until a node with >=" in run.members.waits(run.now)
+    assert "stage 2 is parked at p1.0, which has no room to compute it, until a node with >=" in run.members.handover.waits(
+        run.now
+    )
     run.now = 1e6
     assert not run.members.changes(run.now)
-    assert run.members.waits(run.now)
+    assert run.members.handover.waits(run.now)
 
 
 def test_a_parked_stage_goes_on_at_a_newcomer_that_copies_it() -> None:
@@ -104,20 +109,20 @@ def test_a_parked_stage_goes_on_at_a_newcomer_that_copies_it() -> None:
     assert not run.members.changes(run.now), "it has no room either"
     run.members.on_wish(Wish(NEW, -1, "n", "x:1", need_bytes(run.manifest, 2)))
     assert run.decide() == [Seating(2, NEW, "learner")]
-    assert "from where new copies it" in run.members.waits(run.now)
+    assert "from where new copies it" in run.members.handover.waits(run.now)
     run.learned(NEW)
     assert run.decide() == [Seating(2, NEW, "active")], "nobody computes it: there is no sibling to compare with"
     assert run.decide() == []
     assert run.chain.seated(2) == [Seating(2, NEW, "active")], "it is kept no longer"
-    assert not run.members.waits(run.now)
+    assert not run.members.handover.waits(run.now)
 
 
 def test_a_parked_stage_is_computed_where_it_is_as_soon_as_there_is_room() -> None:
     run = Leaving(room_for("keeping"))
     run.parked()
-    run.members.heirs.memory["p1.0"] = 0
+    run.members.handover.heirs.memory["p1.0"] = 0
     assert not run.members.changes(run.now), "whose room is not known: not before somebody comes"
-    run.members.heirs.memory["p1.0"] = need_bytes(run.manifest, 1) + room_for("computing")
+    run.members.handover.heirs.memory["p1.0"] = need_bytes(run.manifest, 1) + room_for("computing")
     assert run.decide() == [Seating(2, Member("p1.0", 1), "active")]
 
 
@@ -125,7 +130,7 @@ def test_who_keeps_a_stage_and_goes_hands_it_on() -> None:
     run = Leaving(room_for("keeping"))
     run.parked()
     run.members.on_leave(Member("p1.0", 1), "test", run.now)
-    assert run.members.handing_over() == [1, 2]
+    assert run.members.handover.stages() == [1, 2]
     heirs = run.decide() + run.decide()
     assert {(s.stage, s.role) for s in heirs} == {(1, "learner"), (2, "learner")}
     assert len({s.member for s in heirs}) == 2, "each has room for one"
@@ -143,7 +148,7 @@ def test_a_stage_that_is_kept_by_one_that_dies_is_lost() -> None:
 def test_without_room_for_the_state_the_leaver_is_told_so() -> None:
     run = Leaving(room_for("nothing"))
     assert not run.members.changes(run.now)
-    assert "no other has room for its" in run.members.waits(run.now)
+    assert "no other has room for its" in run.members.handover.waits(run.now)
 
 
 def test_a_parked_stage_is_a_source_for_a_lost_one() -> None:
@@ -165,3 +170,82 @@ def test_a_holder_that_is_back_is_not_asked_while_the_stage_is_kept() -> None:
     run.members.on_wish(Wish(LEAVER, 2, "n", "x:1", 0, (Kept(2, run.chain.state_ids[2], "d"),)))
     assert run.recovery.next(run.now) == Next()
     assert run.decide() == [Seating(2, LEAVER, "learner", pinned=True)]
+
+
+# ---- too little time for the whole state ----
+
+
+def handing_over(seconds_left: float, room: str = "computing", manifest: Manifest | None = None) -> Leaving:
+    """S2 is on its way to p1.0, which says how long it still needs, ten seconds after its leaver was told to go."""
+    run = Leaving(room_for(room), manifest)
+    run.decide()
+    run.members.changes(run.now)
+    run.now = 20.0
+    told = Learning(BALLOT, 2, "", "", seconds_left)
+    run.members.on_learning(Member("p1.0", 1), told, run.now)
+    return run
+
+
+def weights_alone(run: Leaving) -> Rebuild:
+    record = run.recovery.next(run.now).record
+    assert isinstance(record, Rebuild)
+    assert run.chain.fits(record) == ""
+    return record
+
+
+def test_where_the_time_is_too_short_the_weights_alone_are_handed_over() -> None:
+    assert handing_over(seconds_left=109.0).recovery.next(20.0) == Next(), "110 s are left"
+    run = handing_over(seconds_left=111.0)
+    state = run.chain.state_ids[2]
+    record = weights_alone(run)
+    assert record.sources == (Source(2, state, 1.0),)
+    assert record.joins == (Seating(2, Member("p1.0", 1), "active", 1), Seating(2, LEAVER, "parked", 0))
+    run.chain.append(record, ())
+    assert "the weights of stage 2 alone" in run.recovery.next(run.now).sentence
+    assert not run.members.changes(run.now), "who gives them stays"
+    assert Departure(LEAVER, run.chain, 120.0).begin("test", 0.0).startswith("leaving after handing over stage 2")
+    run.recovery.on_learning(Member("p1.0", 1), Learning(BALLOT, 2, run.chain.state_ids[2], "d", 0.0))
+    assert run.recovery.next(run.now) == Next()
+    assert run.decide() == []
+    assert LEAVER not in run.chain.members()
+
+
+@pytest.mark.parametrize("rules", [{"policy": "none"}, {"moments": "averaged"}, {}])
+def test_no_weights_alone_where_nothing_is_rebuilt_or_begins_anew_and_where_it_could_not_be_computed(
+    rules: dict[str, object],
+) -> None:
+    run = handing_over(1e6, room="computing" if rules else "keeping", manifest=a_run(**rules))
+    assert run.recovery.next(run.now) == Next()
+
+
+def test_before_anything_was_measured_nothing_is_given_up() -> None:
+    assert handing_over(seconds_left=1e9).recovery.next(20.0) == Next()
+
+
+def test_a_leaver_that_dies_while_it_gives_its_weights_leaves_the_stage_to_its_neighbours() -> None:
+    run = handing_over(seconds_left=111.0)
+    run.chain.append(weights_alone(run), ())
+    gone = tuple(s for s in run.chain.seatings if s.member == LEAVER)
+    run.chain.append(Roster(run.chain.head, 1, (), gone, (LEAD,)), ())
+    again = run.recovery.next(run.now).record
+    assert isinstance(again, Rebuild)
+    assert (again.generation, [s.stage for s in again.sources], again.joins[0].member.peer) == (2, [1, 3], "p1.0")
+    assert run.chain.fits(again) == ""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"joins": (Seating(2, Member("p1.0", 1), "active", 1),)},
+        {"joins": (Seating(2, Member("p1.0", 1), "active", 1), Seating(2, Member("p3.0", 1), "parked", 0))},
+        {"joins": (Seating(2, LEAVER, "parked", 0),)},
+        {"joins": (Seating(2, Member("p1.0", 1), "active", 1), Seating(2, LEAVER, "passive", 0))},
+        {"sources": (Source(2, "another state", 1.0),)},
+        {"sources": (Source(3, "another stage", 1.0),)},
+    ],
+)
+def test_weights_that_nobody_gives_are_refused(change: dict[str, object]) -> None:
+    run = handing_over(seconds_left=111.0)
+    record = weights_alone(run)
+    wrong = Rebuild(**{name: getattr(record, name) for name in Rebuild.__dataclass_fields__} | change)
+    assert run.chain.fits(wrong)

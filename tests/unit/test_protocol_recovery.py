@@ -364,7 +364,7 @@ def test_the_last_holder_hands_its_stage_to_a_spare_and_then_goes() -> None:
     leaver = Member("p2.0", 1)
     members.on_leave(leaver, "test", 1.0)
     members.on_wish(Wish(NEW, -1, "n", "x:1", 0))
-    assert members.handing_over() == [2]
+    assert members.handover.stages() == [2]
     heir = members.changes(2.0)
     assert [(s.stage, s.member, s.role) for s in heir.joins] == [(2, NEW, "learner")]
     members.gathering.leave(NEW)
@@ -374,7 +374,7 @@ def test_the_last_holder_hands_its_stage_to_a_spare_and_then_goes() -> None:
     raised = members.changes(4.0)
     assert [(s.stage, s.role) for s in raised.joins] == [(2, "active")], "nobody is left to compare its bits with"
     apply(chain, raised, members)
-    assert members.handing_over() == []
+    assert members.handover.stages() == []
     assert [s.member for s in members.changes(5.0).leaves] == [leaver]
 
 

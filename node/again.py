@@ -8,7 +8,8 @@ from collections.abc import Callable
 from node.ports import PeerError, UnusableError
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 5.0, 300.0
-CANNOT_REACH = 3
+PASSING = (3, 6)
+"""Exit codes of what may be over the next time: the run cannot be reached, the device does not answer."""
 log = logging.getLogger(__name__)
 
 
@@ -27,7 +28,7 @@ def run_again(
         try:
             return live()
         except UnusableError as error:
-            if error.code != CANNOT_REACH:
+            if error.code not in PASSING:
                 raise
             why = str(error)
         except PeerError as error:

@@ -122,8 +122,9 @@ class PeerTransport(Protocol):
         queue, the message is dropped and counted. A message to this peer itself arrives like any other."""
 
     async def send_payload(self, peer: PeerId, header: PayloadHeader, handle: int) -> None:
-        """Send a payload; returns when it was handed to the network. Raises `PeerError` if it cannot be. Keeps its own hold on
-        the handle until then. To this peer itself: delivers a second hold on the same buffer."""
+        """Send a payload; returns when the peer has it whole. What was on its way over a connection that broke is sent again,
+        so it may arrive twice. Raises `PeerError` if it cannot be sent. Keeps its own hold on the handle until then. To this
+        peer itself: delivers a second hold on the same buffer."""
 
     def heard(self) -> dict[PeerId, float]:
         """Seconds since the last byte from each peer that ever was heard."""

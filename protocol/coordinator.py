@@ -130,7 +130,7 @@ class Coordinator:
         for odd in self.members.odd(message):
             self._out.append(odd.note)
             if odd.loses_all:
-                self._losses.left(odd.member, odd.reason)
+                self._losses.drop(odd.member, odd.reason)
             elif odd.at_once and self.ledger and self._proposal is None:
                 self._void(f"peer {odd.member.peer[-8:]}: {odd.reason}", now)
 

@@ -40,14 +40,18 @@ class Losses:
 
     def left(self, member: Member, reason: str) -> None:
         """The member says itself that it goes."""
+        self.drop(member, f"left: {reason}")
+
+    def drop(self, member: Member, reason: str) -> None:
+        """The run does without the member."""
         if self._is_seated(member):
-            self._lost.setdefault(member, f"left: {reason}")
+            self._lost.setdefault(member, reason)
 
     def stalled(self, by: Member, message: Stalled) -> None:
         """An attempt failed; after several that failed at the same member it is done without."""
         dropped = self._blame.enter(by, message.peer, message.step, message.attempt)
         if dropped:
-            self.left(*dropped)
+            self.drop(*dropped)
 
     def heard(self, member: Member) -> None:
         """A later incarnation speaks: the one on the roster is lost, with all that it held, and nobody else needs asking."""

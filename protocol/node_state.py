@@ -389,6 +389,8 @@ class NodeState:
             self.takeover.on_tick(now, self.coordinator.stuck_since if self.coordinator else None)
             self._abdicate()
         self._check_departure(now)
+        if self.bench.defect and not self._exiting:
+            self._go(self.bench.defect, 6)
         self._check_leader(now)
         self._check_finish(now)
 
@@ -477,14 +479,14 @@ class NodeState:
         if self.departure.is_due(knows, now):
             self._go(self.departure.reason)
 
-    def _go(self, reason: str) -> None:
+    def _go(self, reason: str, code: int = 0) -> None:
         peers = dict.fromkeys([self.leader.peer, *self._watch])
         if self.coordinator:
             peers |= dict.fromkeys(m.peer for m in self.chain.members())
         for peer in peers:
             if peer != self._me:
                 self._send(peer, Goodbye(self.config.member, reason))
-        self._exit(0, f"left: {reason}")
+        self._exit(code, f"left: {reason}")
 
     def _exit(self, code: int, sentence: str) -> None:
         self.bench.close()

@@ -48,6 +48,7 @@ from protocol.messages import (
     StartReduce,
     VoidStep,
 )
+from protocol.pulse import Pulse
 from protocol.records import Commit, Share
 from protocol.schedule import gradient_scale, later_lr_factor, learning_rate
 from protocol.seat import Incoming, Seat, SeatPhase
@@ -77,6 +78,7 @@ class Workbench:
         self._voided: tuple[Ballot, int, int] = (NO_BALLOT, 0, 0)
         self._reported: dict[int, float] = {}
         self._stalled: tuple[float, Stalled] | None = None
+        self._pulse = Pulse(manifest.timing.heartbeat_s, manifest.timing.first_microbatch_s)
         self._out: list[Command] = []
 
     def take(self) -> list[Command]:
@@ -177,6 +179,7 @@ class Workbench:
 
     def _open(self, step: OpenStep, now: float) -> None:
         self.open, self._stalled = step, None
+        self._pulse.opened()
         self.end_evaluation()
         self.introduce(step.contacts)
         self._reported.clear()
@@ -330,6 +333,7 @@ class Workbench:
     def computed(self, event: ComputeDone, now: float) -> None:
         """A computation ended."""
         work = event.work
+        self._pulse.ended(event.seconds)
         seat = self.seats.get(work.stage)
         if not work.evaluate and not math.isfinite(event.loss_sum) and self._is_open(work.step, work.attempt):
             self._stall(work.microbatch, "", f"the loss of microbatch {work.microbatch} is not finite", now)
@@ -364,8 +368,19 @@ class Workbench:
             self._stalled = now, Stalled(o.ballot, o.step, o.attempt, microbatch, peer, reason)
             self._tell_leader(self._stalled[1])
 
+    @property
+    def defect(self) -> str:
+        """Why this node is of no use any more; '' as long as it is."""
+        return "its device does not answer: no computation ends any more" if self._pulse.is_gone else ""
+
     def check_deadline(self, now: float) -> None:
-        """Stage 0: a microbatch that is not back in time stalls the attempt. The deadline doubles with each attempt."""
+        """What does not come to an end in time stalls the attempt: a computation here, or at stage 0 a microbatch on its way
+        through the pipe, whose deadline doubles with each attempt."""
+        computing = next((key for seat in self.seats.values() if seat.attempt for key in seat.attempt.computing), None)
+        if self._pulse.hangs(computing is not None, now) and computing:
+            op, microbatch = computing
+            self._stall(microbatch, "", f"{op} of microbatch {microbatch} has not ended after {self._pulse.limit_s:.0f} s", now)
+        self._pulse.applies(any(seat.phase is SeatPhase.APPLYING for seat in self.seats.values()), now)
         seat, timing = self.seats.get(0), self._manifest.timing
         oldest = seat.oldest_in_flight() if seat else None
         if seat is None or oldest is None or self.open is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import itertools
 import threading
@@ -50,6 +51,7 @@ class ComputeThread:
         self._heap: list[_Item] = []
         self._changed = threading.Condition()
         self._closing = False
+        self._on_end: Callable[[], object] = lambda: None
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     async def run(self, place: Place, what: Callable[[], T]) -> T:
@@ -75,14 +77,17 @@ class ComputeThread:
             _deliver(item, None, PeerError("", "the attempt was given up"))
 
     async def close(self) -> None:
-        """Cancel what waits, let what runs finish, end the thread."""
+        """Cancel what waits, let what runs finish, end the thread. Where that never ends, the caller may stop waiting: nothing
+        else waits for a hung thread, the interpreter neither."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
         with self._changed:
             waiting, self._heap, self._closing = self._heap, [], True
+            self._on_end = lambda: loop.call_soon_threadsafe(ended.set)
             self._changed.notify()
         for item in waiting:
             _deliver(item, None, asyncio.CancelledError())
         if self._thread.is_alive():
-            await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+            await ended.wait()
 
     def _next(self) -> _Item | None:
         with self._changed:
@@ -101,6 +106,8 @@ class ComputeThread:
                 error = raised
             _deliver(item, result, error)
             del item, result, error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._on_end()
 
 
 def _deliver(item: _Item, result: Any, error: BaseException | None) -> None:

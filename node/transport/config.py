@@ -78,6 +78,17 @@ class Closing:
 
 
 @dataclass(frozen=True, slots=True)
+class Receipt:
+    """So many payloads of this stream, the first ones, are whole at the listener."""
+
+    num_payloads: int
+
+
+Answer = Welcome | Closing | Receipt
+"""What the listener writes."""
+
+
+@dataclass(frozen=True, slots=True)
 class PayloadHead:
     """Announces a payload: what it is and how many bytes follow in chunks."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from node.transport import swarm_pb2
 from node.transport.checks import WireError
-from node.transport.config import Closing, Hello, PayloadHead, Welcome
+from node.transport.config import Answer, Closing, Hello, PayloadHead, Receipt, Welcome
 from node.transport.wire import fill, fill_union, from_pb, from_union, parse
 from protocol.messages import Message
 
@@ -22,6 +22,8 @@ MAX_CHUNK_BYTES = 4 << 20
 MAX_FRAME_BYTES = 8 << 20
 """What gRPC itself takes; a larger one is refused before it is in memory."""
 
+_ANSWERS: dict[str, type[Answer]] = {"welcome": Welcome, "closing": Closing, "receipt": Receipt}
+_ANSWER_FIELDS = {kind: name for name, kind in _ANSWERS.items()}
 _CHUNK_TAG = 3 << 3 | 2
 _POSITION_TAG = 1 << 3
 _DATA_TAG = 2 << 3 | 2
@@ -71,20 +73,21 @@ def encode_chunk(position: int, data: memoryview) -> bytes:
     return b"".join((bytes([_CHUNK_TAG]), _varint(len(inner) + len(data)), inner, data))
 
 
-def encode_answer(answer: Welcome | Closing) -> bytes:
+def encode_answer(answer: Answer) -> bytes:
     """What the listener writes."""
     frame = swarm_pb2.Answer()
-    fill(frame.welcome if isinstance(answer, Welcome) else frame.closing, answer)
+    fill(getattr(frame, _ANSWER_FIELDS[type(answer)]), answer)
     return frame.SerializeToString()
 
 
-def decode_answer(data: bytes) -> Welcome | Closing:
+def decode_answer(data: bytes) -> Answer:
     """What the listener wrote."""
     frame = parse(swarm_pb2.Answer, data, MAX_HELLO_BYTES)
     which = frame.WhichOneof("kind")
     if which is None:
         raise WireError("frame", "an answer of a kind that this version does not know")
-    return from_pb(Welcome, frame.welcome) if which == "welcome" else from_pb(Closing, frame.closing)
+    answer: Answer = from_pb(_ANSWERS[which], getattr(frame, which))
+    return answer
 
 
 def decode_hello(data: bytes) -> Hello:

@@ -14,7 +14,7 @@ from grpc import aio
 from node.transport.assembly import Assembly, Budget
 from node.transport.channel import Context, within
 from node.transport.checks import MAX_STRING_CHARS, FaultCode, WireError
-from node.transport.config import Closing, Hello, Lane, Welcome, kind_of
+from node.transport.config import Closing, Hello, Lane, Receipt, Welcome, kind_of
 from node.transport.frames import Chunk, decode_bulk, decode_hello, decode_message, encode_answer
 from node.transport.greeting import admit
 from node.transport.stream import Surroundings
@@ -175,7 +175,7 @@ class Inbound:
             arrivals.message(hello.peer, hello.incarnation, message)
 
     async def _bulk(self, hello: Hello, context: Context) -> None:
-        assembly = Assembly(self.budget, self._around.config.max_payload_bytes)
+        assembly, num_payloads = Assembly(self.budget, self._around.config.max_payload_bytes), 0
         try:
             while True:
                 patience = self._around.config.progress_s if assembly.head else None
@@ -183,12 +183,21 @@ class Inbound:
                 if data is None:
                     return
                 self._around.arrivals.note(hello.peer)
-                await self._take(assembly, hello.peer, data)
+                if await self._take(assembly, hello.peer, data):
+                    num_payloads += 1
+                    await self._write(context, encode_answer(Receipt(num_payloads)))
         finally:
             assembly.drop()
 
-    async def _take(self, assembly: Assembly, peer: PeerId, data: bytes) -> None:
-        """One frame of a bulk stream."""
+    async def _write(self, context: Context, answer: bytes) -> None:
+        """Raises `WireError` where the other side does not take it."""
+        try:
+            await within(self._around.config.progress_s, context.write(answer))
+        except TimeoutError:
+            raise WireError("stalled", f"no receipt was taken for {self._around.config.progress_s:g} s") from None
+
+    async def _take(self, assembly: Assembly, peer: PeerId, data: bytes) -> bool:
+        """One frame of a bulk stream. Whether a payload is whole with it."""
         hooks, part = self._around.hooks, decode_bulk(data)
         whole = None
         if isinstance(part, Chunk):
@@ -202,6 +211,7 @@ class Inbound:
             self._around.arrivals.payload(peer, head.header, whole[1])
         if hooks.pace is not None:
             await hooks.pace(len(data))
+        return whole is not None
 
 
 async def _read(context: Context, patience_s: float | None, missing: str = "") -> bytes | None:

@@ -13,6 +13,9 @@ from node.transport.outbox import Backoff, Outbox
 from node.transport.stream import RefusedError, Stream, Surroundings, dial
 from protocol.ids import PeerId
 
+MAX_SENDS = 3
+"""Of one payload, over connections that break."""
+
 
 @dataclass(frozen=True, slots=True)
 class Frame:
@@ -87,16 +90,16 @@ class _Line:
         self._address = address
         self._backoff.reset()
         self._wait_until = 0.0
-        self._interrupt("the peer moved to another address")
+        self._interrupt("the peer moved to another address", may_go_on=True)
 
     def close(self, reason: str) -> None:
         """For good; sends in progress raise `PeerError`."""
         self._closed = reason
         self._interrupt(reason)
 
-    def _interrupt(self, reason: str) -> None:
+    def _interrupt(self, reason: str, *, may_go_on: bool = False) -> None:
         if self._stream is not None:
-            self._stream.close(reason)
+            self._stream.close(reason, may_go_on=may_go_on)
         if self._opening is not None and not self._opening.expired():
             self._opening.reschedule(asyncio.get_running_loop().time())
 
@@ -149,7 +152,8 @@ class LightLink:
 
 
 class BulkLink:
-    """Payloads to one peer, one after the other in the order of the calls."""
+    """Payloads to one peer, one after the other in the order of the calls; what was on its way when a connection broke is sent
+    again."""
 
     def __init__(self, around: Surroundings, peer: PeerId, address: str) -> None:
         self.line = _Line(around, "bulk", peer, address)
@@ -161,19 +165,37 @@ class BulkLink:
         self._reason = ""
 
     async def send(self, kind: Kind, head: bytes, data: memoryview) -> None:
-        """Returns when all chunks are with gRPC. Raises `PeerError`; the receiver then drops what it has of it."""
+        """Returns when the peer says that it has the payload whole. Raises `PeerError`; the peer may have it all the same."""
         if self.num_waiting >= self._around.config.max_queued_payloads:
             raise PeerError(self._peer, f"{self.num_waiting} payloads wait for it already")
         failed_opens = self._failed_opens
         self.num_waiting += 1
         try:
+            for _ in range(MAX_SENDS - 1):
+                if await self._try(failed_opens, kind, head, data):
+                    return
+            if not await self._try(failed_opens, kind, head, data):
+                raise PeerError(self._peer, f"the stream broke {MAX_SENDS} times amid one payload")
+        finally:
+            self.num_waiting -= 1
+
+    async def _try(self, failed_opens: int, kind: Kind, head: bytes, data: memoryview) -> bool:
+        """Whether it has arrived; False where the connection broke and another one may do."""
+        stream: Stream | None = None
+        try:
             async with self._turn:
                 if failed_opens != self._failed_opens:
                     # The peer was found out of reach while this one waited: it need not find out again.
                     raise PeerError(self._peer, self._reason)
-                await self._write(await self._open(), kind, head, data)
-        finally:
-            self.num_waiting -= 1
+                stream = await self._open()
+                await self._write(stream, kind, head, data)
+                number = stream.num_begun
+            await stream.received(number)
+        except PeerError:
+            if stream is None or not stream.may_go_on:
+                raise
+            return False
+        return True
 
     async def open_ahead(self) -> None:
         """Open the stream before there is something to send, if nothing is being sent or opened."""
@@ -193,6 +215,7 @@ class BulkLink:
     async def _write(self, stream: Stream, kind: Kind, head: bytes, data: memoryview) -> None:
         count, size = self._around.hooks.on_bytes, self._around.config.chunk_bytes
         pace = self._around.hooks.pace_out
+        stream.num_begun += 1
         try:
             await stream.write(head)
             count(kind, "out", len(head))

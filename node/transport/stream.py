@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+import grpc
 from grpc import aio
 
 from node.ports import PeerError
 from node.transport.arrivals import Arrivals
 from node.transport.channel import Security, sentence_of, within
 from node.transport.checks import WireError
-from node.transport.config import Closing, Hello, Hooks, Lane, TransportConfig, Welcome
+from node.transport.config import Closing, Hello, Hooks, Lane, Receipt, TransportConfig, Welcome
 from node.transport.frames import decode_answer, encode_hello
 from node.transport.greeting import REFUSALS
 from protocol.ids import PeerId
@@ -66,6 +67,12 @@ class Stream:
 
     def __init__(self, peer: PeerId, channel: aio.Channel, call: RawCall, progress_s: float) -> None:
         self.ended: str | None = None
+        self.may_go_on = False
+        """It ended for no reason that would keep another stream to the peer from doing better."""
+        self.num_begun = 0
+        """Payloads of which something was written: the listener may have the last one before the writer knows."""
+        self._num_received = 0
+        self._news = asyncio.Event()
         self._over = asyncio.Event()
         self._peer = peer
         self._channel = channel
@@ -88,6 +95,18 @@ class Stream:
         if self.ended is not None:
             raise PeerError(self._peer, self.ended)
 
+    async def received(self, number: int) -> None:
+        """Returns when the listener says that it has the first `number` payloads. Raises `PeerError` where the stream ends
+        before, or where nothing more is received for as long as a write may take."""
+        while self._num_received < number and self.ended is None:
+            news = self._news
+            try:
+                await within(self._progress_s, news.wait())
+            except TimeoutError:
+                self.close(f"took no payload for {self._progress_s:g} s")
+        if self._num_received < number:
+            raise PeerError(self._peer, self.ended or "closed")
+
     async def watch(self, on_end: Callable[[], None]) -> None:
         """Waits for the end, whoever causes it, and frees the connection."""
         try:
@@ -100,16 +119,16 @@ class Stream:
             await self._channel.close()
 
     async def _last_words(self) -> str:
-        """What the listener says after its Welcome: nothing, or why it ends the stream."""
+        """What the listener says after its Welcome: receipts, and why it ends the stream."""
         try:
-            data = await self._call.read()
-            if isinstance(data, bytes):
+            while isinstance(data := await self._call.read(), bytes):
                 answer = decode_answer(data)
-                return answer.sentence if isinstance(answer, Closing) else "it answered twice"
-            code, details = await self._call.code(), await self._call.details()
-            return "the stream broke: " + sentence_of(code, details)
+                if isinstance(answer, Closing):
+                    return answer.sentence
+                self._take(answer)
+            return self._broke(await self._call.code(), await self._call.details())
         except aio.AioRpcError as error:
-            return "the stream broke: " + sentence_of(error.code(), error.details())
+            return self._broke(error.code(), error.details())
         except WireError as error:
             return str(error)
         except asyncio.CancelledError:
@@ -117,11 +136,29 @@ class Stream:
                 raise
             return self.ended
 
-    def close(self, reason: str) -> None:
+    def _take(self, answer: Welcome | Receipt) -> None:
+        if isinstance(answer, Welcome):
+            raise WireError("order", "it answered twice")
+        if not self._num_received < answer.num_payloads <= self.num_begun:
+            raise WireError("order", f"it has {answer.num_payloads} of {self.num_begun} payloads")
+        self._num_received = answer.num_payloads
+        self._tell()
+
+    def _broke(self, code: grpc.StatusCode, details: str | None) -> str:
+        self.may_go_on = self.ended is None
+        return "the stream broke: " + sentence_of(code, details)
+
+    def _tell(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    def close(self, reason: str, *, may_go_on: bool = False) -> None:
         """End it, if it has not ended; a write in progress raises `PeerError`."""
         if self.ended is None:
             self.ended = reason
+            self.may_go_on |= may_go_on
         self._call.cancel()
+        self._tell()
 
 
 def _is_cancelled() -> bool:
@@ -164,4 +201,7 @@ async def _greet(call: RawCall, hello: bytes) -> Welcome | Closing:
     data = await call.read()
     if not isinstance(data, bytes):
         raise WireError("frame", "no answer to a Hello")
-    return decode_answer(data)
+    answer = decode_answer(data)
+    if isinstance(answer, Receipt):
+        raise WireError("order", "no answer to a Hello")
+    return answer

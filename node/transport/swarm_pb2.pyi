@@ -41,12 +41,14 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[str] = ..., peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., to: _Optional[str] = ...) -> None: ...
 
 class Answer(_message.Message):
-    __slots__ = ("welcome", "closing")
+    __slots__ = ("welcome", "closing", "receipt")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     CLOSING_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     closing: Closing
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., closing: _Optional[_Union[Closing, _Mapping]] = ...) -> None: ...
+    receipt: Receipt
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., closing: _Optional[_Union[Closing, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("peer", "incarnation")
@@ -55,6 +57,12 @@ class Welcome(_message.Message):
     peer: str
     incarnation: int
     def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class Receipt(_message.Message):
+    __slots__ = ("num_payloads",)
+    NUM_PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    num_payloads: int
+    def __init__(self, num_payloads: _Optional[int] = ...) -> None: ...
 
 class Closing(_message.Message):
     __slots__ = ("code", "sentence")

@@ -27,7 +27,8 @@ if _version_not_supported:
 
 class StreamsStub:
     """Two streams per ordered pair of nodes, each on its own TCP connection, so that a payload never delays a heartbeat. The
-    dialer writes, the listener reads; the listener answers the Hello, and says why when it ends a stream.
+    dialer writes, the listener reads; the listener answers the Hello, says which payloads it has whole, and why when it ends a
+    stream. The dialer sends again what the listener did not have when a connection broke: a payload may come twice.
     """
 
     def __init__(self, channel):
@@ -50,7 +51,8 @@ class StreamsStub:
 
 class StreamsServicer:
     """Two streams per ordered pair of nodes, each on its own TCP connection, so that a payload never delays a heartbeat. The
-    dialer writes, the listener reads; the listener answers the Hello, and says why when it ends a stream.
+    dialer writes, the listener reads; the listener answers the Hello, says which payloads it has whole, and why when it ends a
+    stream. The dialer sends again what the listener did not have when a connection broke: a payload may come twice.
     """
 
     def Light(self, request_iterator, context):
@@ -90,7 +92,8 @@ def add_StreamsServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Streams:
     """Two streams per ordered pair of nodes, each on its own TCP connection, so that a payload never delays a heartbeat. The
-    dialer writes, the listener reads; the listener answers the Hello, and says why when it ends a stream.
+    dialer writes, the listener reads; the listener answers the Hello, says which payloads it has whole, and why when it ends a
+    stream. The dialer sends again what the listener did not have when a connection broke: a payload may come twice.
     """
 
     @staticmethod

@@ -26,6 +26,7 @@ from node.transport.config import Hello, Lane, PayloadHead
 from node.transport.frames import encode_chunk, encode_head, encode_hello, encode_message
 from node.transport.stream import METHODS
 from node.transport.tls import Tls
+from protocol.version import PROTOCOL_VERSION
 from tests.conformance.transport_receiver import anybody
 from tests.conformance.transport_worlds import header, note, within
 from tests.tools.relay import Relay, relay
@@ -52,7 +53,7 @@ class Caller:
         channel = await self.security.channel(self.link.address, self.node)
         async with channel:
             call: Any = channel.stream_stream(METHODS[lane])()
-            await within(call.write(encode_hello(Hello(1, "run-1", self.me, 1 + number, "", self.node))))
+            await within(call.write(encode_hello(Hello(PROTOCOL_VERSION, "run-1", self.me, 1 + number, "", self.node))))
             assert await within(call.read()), "no welcome"
             for frame in (encode_head(HEAD), encode_chunk(0, CHUNK)) if lane == "bulk" else [encode_message(note(number))] * 8:
                 await within(call.write(frame))

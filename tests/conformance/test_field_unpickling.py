@@ -44,6 +44,7 @@ from node.transport.stream import METHODS
 from protocol.invite import parse
 from protocol.manifest import FileRef
 from protocol.tickets import decode as decode_ticket
+from protocol.version import PROTOCOL_VERSION
 from tests.conformance.transport_worlds import World, run_real, within
 
 RUN, NOW = "0123456789abcdef" * 4, 1_000_000.0
@@ -95,7 +96,7 @@ def test_a_real_stream(bomb: Bomb, seed: int) -> None:
         async with aio.insecure_channel(node.transport.address) as channel:
             for data in bomb.forms:
                 call: Any = channel.stream_stream(METHODS["bulk"])()
-                await call.write(encode_hello(Hello(1, "run-1", "mallory", 1, "", "peer-b")))
+                await call.write(encode_hello(Hello(PROTOCOL_VERSION, "run-1", "mallory", 1, "", "peer-b")))
                 await within(call.read())
                 await call.write(data)
                 answer = decode_answer(await within(call.read()))
@@ -190,7 +191,7 @@ def test_files(bomb: Bomb, tmp_path: Path) -> None:
 
 def test_noise_around_it(bomb: Bomb, seed: int) -> None:
     """Also within bytes that begin like a frame of ours."""
-    rng, hello, refused = Random(seed), encode_hello(Hello(1, "run-1", "m", 1, "", "b")), 0
+    rng, hello, refused = Random(seed), encode_hello(Hello(PROTOCOL_VERSION, "run-1", "m", 1, "", "b")), 0
     for _ in range(300):
         at = rng.randrange(len(hello))
         data = hello[:at] + rng.choice(bomb.forms) + hello[at:]

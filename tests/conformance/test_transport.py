@@ -8,6 +8,7 @@ import hashlib
 import pytest
 
 from node.ports import PeerError, UnusableError
+from protocol.version import PROTOCOL_VERSION
 from tests.conformance.transport_worlds import Node, World, beat, header, note, on_both, on_grpc, until, within
 
 MIB = 1 << 20
@@ -238,7 +239,7 @@ async def test_another_version_is_refused_with_a_sentence(world: World) -> None:
     await until(lambda: bool(a.refused))
     [(peer, sentence)] = a.refused
     assert peer == "peer-b"
-    assert "protocol version 1, you speak 99: install the version" in sentence
+    assert f"protocol version {PROTOCOL_VERSION}, you speak 99: install the version" in sentence
     assert b.messages.empty()
 
 

@@ -14,7 +14,7 @@ from grpc import aio
 from node.ports import PeerError
 from node.transport import swarm_pb2 as pb
 from node.transport.checks import WireError
-from node.transport.config import Closing, Hello, PayloadHead, Welcome
+from node.transport.config import Answer, Closing, Hello, PayloadHead
 from node.transport.frames import (
     MAX_HEAD_BYTES,
     MAX_LIGHT_BYTES,
@@ -26,10 +26,10 @@ from node.transport.frames import (
 )
 from node.transport.stream import METHODS
 from protocol.messages import RecordsWanted
+from protocol.version import PROTOCOL_VERSION
 from tests.conformance.transport_worlds import Node, World, header, note, on_grpc, run_real, until, within
 
 MIB = 1 << 20
-HELLO = Hello(1, "run-1", "mallory", 1, "", "peer-b")
 
 
 class Mallory:
@@ -39,9 +39,9 @@ class Mallory:
         self.channel = aio.insecure_channel(node.transport.address, options=[("grpc.max_send_message_length", -1)])
         self.call: Any = self.channel.stream_stream(METHODS[lane])()
 
-    async def say(self, *frames: bytes) -> tuple[list[Welcome | Closing], grpc.StatusCode]:
+    async def say(self, *frames: bytes) -> tuple[list[Answer], grpc.StatusCode]:
         """(what the node answered, how the stream ended)"""
-        answers: list[Welcome | Closing] = []
+        answers: list[Answer] = []
         for frame in frames:
             await within(self.call.write(frame))
             if not answers:
@@ -88,7 +88,11 @@ def head(shape: tuple[int, ...], num_bytes: int, codec: str = "f32") -> bytes:
     return made.SerializeToString()
 
 
-HI = encode_hello(HELLO)
+def hello(peer: str, address: str = "") -> bytes:
+    return encode_hello(Hello(PROTOCOL_VERSION, "run-1", peer, 1, address, "peer-b"))
+
+
+HI = hello("mallory")
 EMPTY_CHUNK = pb.BulkFrame(chunk=pb.Chunk()).SerializeToString()
 DATA = memoryview(b"data")
 BALLOT = pb.Ballot(term=1, peer="c")
@@ -100,10 +104,25 @@ ATTACKS: dict[str, tuple[str, str, str, tuple[bytes, ...]]] = {
     "chunk instead of a hello": ("bulk", "order", "begins with a Hello", (encode_chunk(0, DATA),)),
     "huge hello": ("light", "size", "at most 16384", (b"\x0a" * 20_000,)),
     "long name": ("light", "value", "at most 4096 characters", (pb.LightFrame(hello=pb.Hello(peer=LONG)).SerializeToString(),)),
-    "own name": ("light", "peer", "no peer that could", (encode_hello(Hello(1, "run-1", "peer-b", 1, "", "peer-b")),)),
-    "no name": ("light", "peer", "no peer that could", (encode_hello(Hello(1, "run-1", "", 1, "", "peer-b")),)),
-    "address with port 0": ("light", "value", "port 0", (encode_hello(Hello(1, "run-1", "m", 1, "h:0", "peer-b")),)),
-    "no address": ("light", "value", "HOST:PORT", (encode_hello(Hello(1, "run-1", "m", 1, "nonsense", "peer-b")),)),
+    "own name": (
+        "light",
+        "peer",
+        "no peer that could",
+        (hello("peer-b"),),
+    ),
+    "no name": ("light", "peer", "no peer that could", (hello(""),)),
+    "address with port 0": (
+        "light",
+        "value",
+        "port 0",
+        (hello("m", "h:0"),),
+    ),
+    "no address": (
+        "light",
+        "value",
+        "HOST:PORT",
+        (hello("m", "nonsense"),),
+    ),
     "second hello": ("light", "order", "only envelopes", (HI, HI)),
     "second hello, bulk": ("bulk", "order", "only payload heads", (HI, HI)),
     "garbage": ("light", "frame", "no LightFrame", (HI, b"\xff\xfe")),
@@ -204,7 +223,7 @@ async def test_payloads_half_received_share_one_budget(world: World) -> None:
     for number in range(4):
         mallory = Mallory(b, "bulk")
         opened.append(mallory)
-        await mallory.call.write(encode_hello(Hello(1, "run-1", f"m{number}", 1, "", "peer-b")))
+        await mallory.call.write(hello(f"m{number}"))
         await mallory.call.write(head((2 * MIB,), 8 * MIB))
     await until(lambda: b.transport.queues()["assembly_bytes"] == 32 * MIB)
     late = Mallory(b, "bulk")

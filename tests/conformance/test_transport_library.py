@@ -19,6 +19,7 @@ from node.transport.channel import Plaintext
 from node.transport.config import Description, FetchRequest, HeldStage, Hooks, Library, TransportConfig
 from node.transport.fetch import Asking, describe, fetch_blob, fetch_blob_to, fetch_manifest, fetch_range
 from node.transport.grpc_transport import GrpcTransport
+from protocol.version import PROTOCOL_VERSION
 from tests.conformance.transport_worlds import World, on_grpc, until, within
 
 MIB = 1 << 20
@@ -60,7 +61,7 @@ class Shelf:
 async def test_who_are_you(world: World) -> None:
     address = await Shelf().served_by(world)
     stages = (HeldStage(3, "s1", 7, len(STATE) // 4, "digest"),)
-    assert await describe(address) == Description("run-1", "peer-l", 2, 1, stages)
+    assert await describe(address) == Description("run-1", "peer-l", 2, PROTOCOL_VERSION, stages)
 
 
 @on_grpc

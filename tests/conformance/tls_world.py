@@ -46,6 +46,7 @@ from node.transport.stream import METHODS
 from node.transport.tls import Tls
 from node.transport.wire import to_pb
 from protocol.messages import Contact
+from protocol.version import PROTOCOL_VERSION
 from tests.conformance.transport_worlds import GrpcWorld, Node, until, within
 
 FILE = b"what a node serves"
@@ -157,7 +158,7 @@ class Stranger:
     async def _stream(self, channel: aio.Channel, lane: Lane) -> str:
         call: Any = channel.stream_stream(METHODS[lane])()
         with contextlib.suppress(asyncio.InvalidStateError):  # it ended already; the read tells why
-            await call.write(encode_hello(Hello(1, "run-1", self.claims, 1, "", self.node.name)))
+            await call.write(encode_hello(Hello(PROTOCOL_VERSION, "run-1", self.claims, 1, "", self.node.name)))
         try:
             answer = decode_answer(await call.read())
         finally:

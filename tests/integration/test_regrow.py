@@ -15,6 +15,7 @@ from node import http_client
 from node.demo.process import NodeProcess
 from tests.integration.ends import Ending, end_all_at_once
 from tests.integration.seen import assert_counted_once
+from tests.tools import saboteur
 from tests.tools.contract import violations
 from tests.tools.material import write_manifest
 from tests.tools.swarm import Swarm, swarm, wait_for
@@ -121,3 +122,27 @@ def test_a_neighbour_takes_a_second_seat_until_somebody_comes(tmp_path: Path) ->
 
         wait_for("the newcomer relieves it", relieved, LIMIT_S, made.situation)
         assert end_all_at_once([nodes[0], nodes[1], nodes[2], newcomer]) == [0] * 4
+
+
+@pytest.mark.full
+@pytest.mark.timeout(240)
+def test_a_holder_whose_device_hangs_while_its_heartbeats_flow(tmp_path: Path) -> None:
+    """It alone knows: it gives attempt after attempt up, then goes with a code of its own, and its stage regrows."""
+    path = a_run(tmp_path, 3, recovery__policy="checkfree", recovery__newcomer_wait_s=60.0)
+    with swarm(tmp_path) as made:
+        first = made.start(path, "--stage", "0")
+        invite = made.running(first).invite
+        hanging = saboteur.start("hang", 5, "hanging", ["join", invite, "--stage", "2"], made.folder / "hanging")
+        made.nodes.append(hanging)
+        made.running(hanging)
+        for stage in (1, 3):
+            made.join(invite, "--stage", str(stage), name=f"stage{stage}")
+        made.wait_step(4, LIMIT_S)
+        newcomer = made.join(invite, name="newcomer")
+        wait_for("it gives up", lambda: hanging.exit_code is not None, LIMIT_S, made.situation)
+        assert hanging.exit_code == 6, made.situation()
+        assert "device does not answer" in " ".join(hanging.last_words()), made.situation()
+        made.wait_step(8, LIMIT_S, newcomer)
+        assert seat_of(made, newcomer, 2)["provenance"]["rung"] == "recovery"
+        gave_up = [event["reason"] for event in made.events(first, "voided") if "has not ended after" in event["reason"]]
+        assert len(gave_up) >= 2, made.events(first, "voided")

@@ -77,9 +77,26 @@ def _payloads(value: float) -> Callable[[int], None]:
     return sabotage
 
 
+def _hang(step: int) -> None:
+    """Its device never ends a computation of that step; everything else answers."""
+    import threading
+
+    from node.stage.passes import Passes
+
+    honest = Passes.run
+
+    def run(self: Any, seat: Any, work: Any, payload: Any) -> Any:
+        if work.step >= step:
+            threading.Event().wait()
+        return honest(self, seat, work, payload)
+
+    Passes.run = run  # type: ignore[method-assign]
+
+
 SABOTAGE: dict[str, Callable[[int], None]] = {
     "learning_rate": _learning_rate,
     "flipped_weights": _flipped_weights,
+    "hang": _hang,
     "nan": _payloads(float("nan")),
     "huge": _payloads(1e38),
 }

@@ -17,6 +17,7 @@ from node.manifest_render import scalar
 from node.ports import UnusableError
 from protocol.manifest import DataSection, Manifest
 from protocol.presets import PRESETS, preset
+from protocol.version import PROTOCOL_VERSION
 
 
 def shard(digest: str, tokens: int = 1_000_000) -> dict[str, Any]:
@@ -145,7 +146,11 @@ def line_of(text: str, start: str) -> int:
         ("num_block_stages: 4", "num_block_stages: 5", r"12 transformer blocks do not divide into 5 equal block stages"),
         ("num_block_stages: 4", "num_block_stages: 3", r"recovery\.policy checkfree_plus swaps stages and needs"),
         ("  context_tokens: 128", "  context_tokens: 256", r"batch\.context_tokens 256 exceeds model\.max_position_embeddings"),
-        ("protocol_version: 1", "protocol_version: 99", r"protocol_version 99: this program speaks 1; install"),
+        (
+            f"protocol_version: {PROTOCOL_VERSION}",
+            "protocol_version: 99",
+            rf"protocol_version 99: .* {PROTOCOL_VERSION}; install",
+        ),
         (
             "  policy: checkfree_plus",
             "  policy: checkfree_plus\n  policy: none",

@@ -11,6 +11,7 @@ from node.transport.checks import WireError
 from node.transport.config import Hello, TransportConfig, split_address
 from node.transport.greeting import AddressBook, admit
 from node.transport.outbox import Backoff, Outbox
+from protocol.version import PROTOCOL_VERSION
 
 
 def drained(box: Outbox[str]) -> list[str]:
@@ -91,13 +92,13 @@ CONFIG = TransportConfig("run-1", "me", 1)
 @pytest.mark.parametrize(
     ("hello", "code", "words"),
     [
-        (Hello(2, "run-1", "you", 1, "h:1", "me"), "version", "install the version of regrow"),
-        (Hello(1, "run-2", "you", 1, "h:1", "me"), "run", "belongs to run run-1, not to run-2"),
-        (Hello(1, "run-1", "you", 1, "h:1", "her"), "peer", "her is not here: this is me"),
-        (Hello(1, "run-1", "me", 1, "h:1", "me"), "peer", "no peer that could call here"),
-        (Hello(1, "run-1", "", 1, "h:1", "me"), "peer", "nobody is no peer"),
-        (Hello(1, "run-1", "you", 1, "h:0", "me"), "value", "port 0"),
-        (Hello(1, "run-1", "you", 1, "h", "me"), "value", "HOST:PORT"),
+        (Hello(PROTOCOL_VERSION + 1, "run-1", "you", 1, "h:1", "me"), "version", "install the version of regrow"),
+        (Hello(PROTOCOL_VERSION, "run-2", "you", 1, "h:1", "me"), "run", "belongs to run run-1, not to run-2"),
+        (Hello(PROTOCOL_VERSION, "run-1", "you", 1, "h:1", "her"), "peer", "her is not here: this is me"),
+        (Hello(PROTOCOL_VERSION, "run-1", "me", 1, "h:1", "me"), "peer", "no peer that could call here"),
+        (Hello(PROTOCOL_VERSION, "run-1", "", 1, "h:1", "me"), "peer", "nobody is no peer"),
+        (Hello(PROTOCOL_VERSION, "run-1", "you", 1, "h:0", "me"), "value", "port 0"),
+        (Hello(PROTOCOL_VERSION, "run-1", "you", 1, "h", "me"), "value", "HOST:PORT"),
     ],
 )
 def test_who_is_not_let_in(hello: Hello, code: str, words: str) -> None:
@@ -108,8 +109,8 @@ def test_who_is_not_let_in(hello: Hello, code: str, words: str) -> None:
 
 
 def test_who_is_let_in() -> None:
-    admit(CONFIG, Hello(1, "run-1", "you", 1, "", "me"))
-    admit(CONFIG, Hello(1, "run-1", "you", 1, "[::1]:5", "me"))
+    admit(CONFIG, Hello(PROTOCOL_VERSION, "run-1", "you", 1, "", "me"))
+    admit(CONFIG, Hello(PROTOCOL_VERSION, "run-1", "you", 1, "[::1]:5", "me"))
 
 
 def test_addresses() -> None:

@@ -17,6 +17,7 @@ from node.cli.main import app, main
 from node.config import NodeSettings
 from node.manifest_file import loads
 from node.ports import PeerError, UnusableError
+from protocol.version import PROTOCOL_VERSION
 
 
 def commands(command: Any = None, words: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
@@ -48,7 +49,7 @@ def test_every_setting_is_an_option_of_every_command_that_takes_settings(command
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == "regrow 0.1.0 (protocol 1)\n"
+    assert capsys.readouterr().out == f"regrow 0.1.0 (protocol {PROTOCOL_VERSION})\n"
 
 
 def test_settings_and_where_they_come_from(

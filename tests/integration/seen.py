@@ -60,6 +60,15 @@ def assert_counted_once(logs: dict[str, Events], num_microbatches: int) -> Count
     return commits
 
 
+def credited(logs: dict[str, Events], stage: int) -> dict[int, list[int]]:
+    """Step -> microbatches that count at this stage, by the committed lines of all logs, which agree."""
+    found: dict[int, list[int]] = {}
+    for event in (e for events in logs.values() for e in events if e["type"] == "committed" and e["stage"] == stage):
+        mine = sorted(m for bits in event["contributors"].values() for m in members_of(bits))
+        assert found.setdefault(event["step"], mine) == mine, f"step {event['step']}, stage {stage}"
+    return found
+
+
 def _accumulated(events: Events) -> dict[tuple[int, int], list[int]]:
     """(stage, step) -> microbatches that a node noted in the last attempt that it reduced at this step."""
     reduced: dict[tuple[int, int], int] = {}

@@ -53,7 +53,7 @@ class Crowd:
     # ---- who is there
 
     def living(self) -> list[NodeProcess]:
-        """Processes that run and are not stopped."""
+        """Processes that run and are neither stopped nor cut off."""
         return [node for node in self.made.nodes if node.exit_code is None and node.name not in self.asleep]
 
     def look(self) -> Told:
@@ -158,6 +158,18 @@ class Crowd:
     def wake(self, node: NodeProcess) -> None:
         """SIGCONT."""
         os.kill(node.process.pid, signal.SIGCONT)
+        self.asleep.discard(node.name)
+
+    def cut_off(self, node: NodeProcess) -> None:
+        """A black hole: nothing of what nodes say reaches it or leaves it, until `heal`. All who live must be `far`."""
+        for name, link in self.links.items():
+            link.set(Faults("blackhole", client_pid=0 if name == node.name else node.process.pid))
+        self.asleep.add(node.name)
+
+    def heal(self, node: NodeProcess) -> None:
+        """What was held up in the black hole goes on."""
+        for link in self.links.values():
+            link.set(Faults())
         self.asleep.discard(node.name)
 
     # ---- how far

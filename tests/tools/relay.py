@@ -18,6 +18,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
+import psutil
+
 from protocol.addresses import parse_host_port
 
 MAX_BUFFER_BYTES = 1 << 20
@@ -38,13 +40,14 @@ class Faults:
     `pass`: sound; `blackhole`: nothing goes either way, and goes on when it is sound again; `noreply`: nothing comes back
     from the target; `reset`: open and new connections are reset. `bytes_per_s` (0 = no limit) is shared by all
     connections, each direction for itself; `back_bytes_per_s`, if not 0, is for what comes back from the target in place of
-    it; `latency_s` is for one way.
+    it; `latency_s` is for one way. With `client_pid` only connections that this process opened are such, the others sound.
     """
 
     mode: Literal["pass", "blackhole", "noreply", "reset"] = "pass"
     latency_s: float = 0.0
     bytes_per_s: float = 0.0
     back_bytes_per_s: float = 0.0
+    client_pid: int = 0
 
     def rate(self, direction: Direction) -> float:
         """Bytes per second in this direction; 0 = no limit."""
@@ -77,6 +80,8 @@ class Relay:
         self.address = f"{host}:{self._listener.getsockname()[1]}"
         self.target = target
         self._faults, self._counts = Faults(), Counts()
+        self._ports: set[int] = set()
+        """Of the client whom alone the faults concern."""
         self._connections: set[_Connection] = set()
         self._free_at: dict[str, float] = {}
         self._started = threading.Event()
@@ -140,6 +145,7 @@ class Relay:
 
     def _change(self, faults: Faults) -> None:
         self._faults = faults
+        self._ports = ports_of(faults.client_pid)
         self._free_at.clear()
         self._changed.set()
         self._changed = asyncio.Event()
@@ -147,15 +153,24 @@ class Relay:
             self._break()
 
     def _break(self) -> int:
-        return sum([connection.reset() for connection in self._connections])
+        return sum([connection.reset() for connection in self._connections if self._concern(connection.client_port)])
+
+    def _concern(self, client_port: int) -> bool:
+        """Are the faults for the connection from this port?"""
+        return not self._faults.client_pid or client_port in self._ports
+
+    def _felt(self, client_port: int) -> Faults:
+        return self._faults if self._concern(client_port) else Faults()
 
     async def _serve(self, client: socket.socket) -> None:
         self._counts.accepted += 1
-        if self._faults.mode == "reset" or len(self._connections) >= MAX_CONNECTIONS:
+        self._ports |= ports_of(self._faults.client_pid)
+        port = client.getpeername()[1]
+        if self._felt(port).mode == "reset" or len(self._connections) >= MAX_CONNECTIONS:
             self._counts.reset += 1
             _close(client, abruptly=True)
             return
-        connection = _Connection(asyncio.current_task())
+        connection = _Connection(asyncio.current_task(), port)
         self._connections.add(connection)
         try:
             await self._connect(connection, client)
@@ -170,7 +185,7 @@ class Relay:
             self._connections.discard(connection)
 
     async def _connect(self, connection: _Connection, client: socket.socket) -> None:
-        while not self._flows("there"):  # a SYN is lost there too
+        while not self._flows("there", connection.client_port):  # a SYN is lost there too
             await self._changed.wait()
         try:
             if not self.target:
@@ -183,7 +198,8 @@ class Relay:
         connection.writers.append(there_writer)
         reader, writer = await asyncio.open_connection(sock=client, limit=READ_BYTES)
         connection.writers.append(writer)
-        connection.pipes = (_Pipe("there", reader, there_writer), _Pipe("back", there_reader, writer))
+        port = connection.client_port
+        connection.pipes = (_Pipe("there", reader, there_writer, port), _Pipe("back", there_reader, writer, port))
         await self._run(connection.pipes)
         for each in connection.writers:
             each.close()
@@ -201,8 +217,9 @@ class Relay:
         if broken:
             raise _Broken
 
-    def _flows(self, direction: Direction) -> bool:
-        return self._faults.mode == "pass" or (self._faults.mode == "noreply" and direction == "there")
+    def _flows(self, direction: Direction, client_port: int) -> bool:
+        mode = self._felt(client_port).mode
+        return mode == "pass" or (mode == "noreply" and direction == "there")
 
     async def _take(self, pipe: _Pipe) -> None:
         """Read until the end, as far as there is room."""
@@ -214,7 +231,7 @@ class Relay:
                 data: bytes | None = await pipe.reader.read(READ_BYTES)
             except OSError:
                 data = None  # a reset travels like everything else
-            pipe.put(time.monotonic() + self._faults.latency_s, data)
+            pipe.put(time.monotonic() + self._felt(pipe.client_port).latency_s, data)
             self._counts.peak_buffered = max(self._counts.peak_buffered, pipe.held)
             if not data:
                 return
@@ -225,7 +242,7 @@ class Relay:
             due, data = await pipe.get()
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             if not data:
-                await self._until_flowing(pipe.direction)
+                await self._until_flowing(pipe)
                 if data is None:
                     raise _Broken
                 pipe.writer.write_eof()
@@ -235,8 +252,8 @@ class Relay:
 
     async def _send(self, pipe: _Pipe, data: bytes) -> int:
         """Writes the beginning of `data`, at the link's pace; how much of it."""
-        await self._until_flowing(pipe.direction)
-        rate, count = self._faults.rate(pipe.direction), len(data)
+        await self._until_flowing(pipe)
+        rate, count = self._felt(pipe.client_port).rate(pipe.direction), len(data)
         if rate:
             count = min(count, max(1, int(rate * SLICE_S)))
             now = time.monotonic()
@@ -252,8 +269,8 @@ class Relay:
         self._counts.bytes[pipe.direction] += count
         return count
 
-    async def _until_flowing(self, direction: Direction) -> None:
-        while not self._flows(direction):
+    async def _until_flowing(self, pipe: _Pipe) -> None:
+        while not self._flows(pipe.direction, pipe.client_port):
             await self._changed.wait()
 
 
@@ -264,8 +281,10 @@ class _Broken(Exception):
 class _Pipe:
     """One direction of a connection: what was read and is not written yet, each with the time when it is due."""
 
-    def __init__(self, direction: Direction, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.direction, self.reader, self.writer = direction, reader, writer
+    def __init__(
+        self, direction: Direction, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, client_port: int
+    ) -> None:
+        self.direction, self.reader, self.writer, self.client_port = direction, reader, writer, client_port
         self.held = 0
         self.room, self._filled = asyncio.Event(), asyncio.Event()
         self._queue: deque[tuple[float, bytes | None]] = deque()
@@ -292,8 +311,8 @@ class _Pipe:
 class _Connection:
     """One that runs through the relay."""
 
-    def __init__(self, task: asyncio.Task[None] | None) -> None:
-        self.task = task
+    def __init__(self, task: asyncio.Task[None] | None, client_port: int) -> None:
+        self.task, self.client_port = task, client_port
         self.broken = False
         self.writers: list[asyncio.StreamWriter] = []
         self.pipes: tuple[_Pipe, ...] = ()
@@ -313,6 +332,14 @@ class _Connection:
             writer.transport.abort()
         if len(self.writers) < 2:
             _close(client, abruptly=True)
+
+
+def ports_of(pid: int) -> set[int]:
+    """Local TCP ports of the connections of a process; none where it is gone, or 0."""
+    try:
+        return {each.laddr.port for each in psutil.Process(pid).net_connections(kind="tcp")} if pid else set()
+    except psutil.NoSuchProcess:
+        return set()
 
 
 def _linger_none(sock: socket.socket) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -136,6 +137,22 @@ def test_blackhole_holds_everything_back_until_it_ends(link: Relay) -> None:
             link.set(SOUND)
             assert read(connection, 6) == b"within"
             assert read(late, 4) == b"late"
+
+
+def test_a_blackhole_for_what_one_process_opens(link: Relay) -> None:
+    """Open connections and new ones; of anybody else's nothing is held back."""
+    with client(link) as before:
+        link.set(Faults("blackhole", client_pid=os.getpid()))
+        with client(link) as after:
+            for each in (before, after):
+                each.sendall(b"held")
+                assert silent(each)
+            link.set(Faults("blackhole", client_pid=os.getppid()))
+            for each in (before, after):
+                assert read(each, 4) == b"held"
+            with client(link) as another:
+                another.sendall(b"goes")
+                assert read(another, 4) == b"goes"
 
 
 def test_a_blackhole_hides_a_death(link: Relay) -> None:

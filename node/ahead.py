@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from itertools import chain
 
 from node.pace import Pace
 from node.ports import BusyError, Clock, Neighbour, Neighbours, PeerError
@@ -65,12 +66,16 @@ class Ahead:
     means: Means
     target: Callable[[], StateId]
     ready: dict[int, Part] = field(default_factory=dict)
-    """Mixed ranges by their first element."""
+    """Mixed ranges of the share by their first element."""
     num_fetched: int = 0
     closed: bool = False
+    whole: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when all of the share is mixed."""
     _asked: tuple[StateId, int] = ("", 0)
     """How many of the parts were asked for, for which state."""
-    _taken: set[int] = field(default_factory=set)
+    _extras: dict[tuple[int, int], asyncio.Future[Part | None]] = field(default_factory=dict)
+    """Ranges of others' shares that somebody waits for; they are mixed once and not kept."""
+    _taken: set[tuple[int, int]] = field(default_factory=set)
     _failures: dict[PeerId, int] = field(default_factory=dict)
     _fault: str = "its other source has not come"
     _news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -84,19 +89,20 @@ class Ahead:
         """The stage is back, or is to be made otherwise: nothing of this is given any more."""
         self.closed = True
         self.ready.clear()
+        for waited_for in self._extras.values():
+            if not waited_for.done():
+                waited_for.set_result(None)
+        self._extras.clear()
         self.wake()
 
     async def get(self, state_id: StateId, first: int, count: int) -> Part | None:
-        """A range for the stage that is made as `state_id`, waited for where it is not mixed yet. None: it is not of this
-        share. Raises `PeerError` where it is not there in time."""
-        if (first, count) not in self.parts:
-            return None
-        number = self.parts.index((first, count)) + 1
-        before = self._asked[1] if self._asked[0] == state_id else 0
-        self._asked = state_id, max(number, before)
-        self.wake()
+        """A range for the stage that is made as `state_id`, waited for where it is not mixed yet; one of another's share is
+        mixed now. None: closed. Raises `PeerError` where it is not there in time."""
         try:
             async with asyncio.timeout(WAIT_S):
+                if (first, count) not in self.parts:
+                    return await self._extra(first, count)
+                self._ask(state_id, self.parts.index((first, count)) + 1)
                 while first not in self.ready and not self.closed:
                     await self._news.wait()
         except TimeoutError:
@@ -104,9 +110,27 @@ class Ahead:
             raise PeerError("", f"{what} are not mixed yet: {self._fault}") from None
         return self.ready.get(first)
 
+    def _ask(self, state_id: StateId, number: int) -> None:
+        before = self._asked[1] if self._asked[0] == state_id else 0
+        self._asked = state_id, max(number, before)
+        self.wake()
+
+    async def _extra(self, first: int, count: int) -> Part | None:
+        if self.closed:
+            return None
+        part = first, count
+        waited_for = self._extras.setdefault(part, asyncio.get_running_loop().create_future())
+        self.wake()
+        try:
+            return await asyncio.shield(waited_for)
+        finally:
+            if part not in self._taken:
+                self._extras.pop(part, None)
+
     async def run(self) -> None:
-        """Mix the share. Ends when all of it is there."""
-        while not self.closed and any(first not in self.ready for first, _ in self.parts):
+        """Mix the share, and what else is asked for, until it is closed."""
+        self._check_whole()
+        while not self.closed:
             holder = self._next_holder()
             if holder is None:
                 await wait_for_news(self._news, self.means.heartbeat_s)
@@ -119,19 +143,19 @@ class Ahead:
                 self._failures[holder.peer] = min(16, 1 + self._failures.get(holder.peer, 0))
             await self.means.clock.sleep(self._pause_s())
 
-    def _pause_s(self) -> float:
-        """None while there is somebody who did not fail since the last range came."""
-        fewest = min((self._failures.get(holder.peer, 0) for holder in self.means.holders(self.other)), default=0)
-        return min(MAX_PAUSE_S, self.means.heartbeat_s / 8 * 2.0**fewest) if fewest else 0.0
-
     def _next_holder(self) -> Contact | None:
         """Who failed least often comes first."""
         holders = self.means.holders(self.other)
         return min(holders, key=lambda holder: self._failures.get(holder.peer, 0), default=None)
 
+    def _pause_s(self) -> float:
+        """No pause while there is somebody who did not fail since the last range came."""
+        fewest = min((self._failures.get(holder.peer, 0) for holder in self.means.holders(self.other)), default=0)
+        return min(MAX_PAUSE_S, self.means.heartbeat_s / 8 * 2.0**fewest) if fewest else 0.0
+
     async def _fetch_all(self, neighbour: Neighbour, hands: asyncio.TaskGroup) -> None:
         pace = Pace()
-        while not self.closed and any(first not in self.ready for first, _ in self.parts):
+        while not self.closed:
             news = self._news
             part = self._next_part() if pace.has_room else None
             if part:
@@ -142,15 +166,15 @@ class Ahead:
     def _next_part(self) -> tuple[int, int] | None:
         state_id, asked = self._asked
         limit = asked + AHEAD_RANGES if state_id and state_id == self.target() else len(self.parts)
-        missing = (p for p in self.parts[:limit] if p[0] not in self.ready and p[0] not in self._taken)
-        return next(missing, None)
+        share = (part for part in self.parts[:limit] if part[0] not in self.ready)
+        return next((part for part in chain(self._extras, share) if part not in self._taken), None)
 
     def _send_for(self, part: tuple[int, int], neighbour: Neighbour, pace: Pace, hands: asyncio.TaskGroup) -> None:
         pace.ask(self.means.clock.monotonic())
-        self._taken.add(part[0])
+        self._taken.add(part)
 
         def done(_: asyncio.Task[None]) -> None:
-            self._taken.discard(part[0])
+            self._taken.discard(part)
             pace.end(self.means.clock.monotonic())
             self.wake()
 
@@ -168,6 +192,14 @@ class Ahead:
         pace.answered(theirs.num_bytes, self.means.clock.monotonic() - began)
         self.num_fetched += 1
         mixed = await self.means.mix(first, count, theirs)
-        if not self.closed:
+        self._failures.clear()
+        waited_for = self._extras.pop(part, None)
+        if waited_for:
+            waited_for.set_result(mixed)
+        elif not self.closed and part in self.parts:
             self.ready[first] = mixed
-            self._failures.clear()
+            self._check_whole()
+
+    def _check_whole(self) -> None:
+        if all(first in self.ready for first, _ in self.parts):
+            self.whole.set()

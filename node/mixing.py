@@ -108,7 +108,9 @@ class Mixer:
         """Weights of the stage that is rebuilt as `state_id`. None where no such rebuild is decided, or this node holds none of
         its sources (any more). Raises `PeerError` where nobody gives the other part."""
         rebuild = self._rebuild(stage, state_id)
-        if rebuild is None or not any(self._holds(source) for source in rebuild.sources):
+        if rebuild is None or not 0 <= first < first + count <= self._num_elements(stage):
+            return None
+        if not any(self._holds(source) for source in rebuild.sources):
             return None
         ahead, mixed = self._aheads.get(stage), None
         if ahead and ahead.command.sources == rebuild.sources:
@@ -121,8 +123,8 @@ class Mixer:
         return StateRange(facts, mixed.data)
 
     def _rebuild(self, stage: int, state_id: StateId) -> Rebuild | None:
-        chain = self.state.chain
-        return chain.rebuilds.get(stage) if chain.state_ids[stage] == state_id else None
+        rebuild = self.state.chain.rebuilds.get(stage)
+        return rebuild if rebuild and self.state.chain.state_ids[stage] == state_id else None
 
     def _holds(self, source: Source) -> bool:
         return holds(self.state.bench.seats, source)

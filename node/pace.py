@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 MIN_IN_FLIGHT = 2
 """While one is on its way back the next one is on its way there."""
+RECENT_S = 1.0
+"""The rate that counts here is that of about so long: a connection begins slowly."""
 MAX_IN_FLIGHT = 4
 """12 MiB of state: 40 MB/s over links of 150 ms one way. A donor serves eight requests at once, of all who ask."""
 
@@ -25,6 +27,8 @@ class Pace:
     in_flight: int = 0
     _most: int = MAX_IN_FLIGHT
     _busy_s: float = 0.0
+    _recent_bytes: float = 0.0
+    _recent_s: float = 0.0
     _waited_s: float = 0.0
     _shortest_s: float = math.inf
     _since: float = 0.0
@@ -47,7 +51,8 @@ class Pace:
     def _wanted(self) -> int:
         if not self.num_bytes:
             return MIN_IN_FLIGHT
-        answers = self._shortest_s * self.rate * self.num_answers / self.num_bytes
+        rate = self._recent_bytes / self._recent_s if self._recent_s > 0 else self.rate
+        answers = self._shortest_s * rate * self.num_answers / self.num_bytes
         return max(MIN_IN_FLIGHT, 1 + math.ceil(answers))
 
     def ask(self, now: float) -> None:
@@ -59,13 +64,17 @@ class Pace:
     def end(self, now: float) -> None:
         """A request has ended, well or not."""
         self._busy_s += now - self._since
+        self._recent_s += now - self._since
         self._since = now
+        if self._recent_s > 2 * RECENT_S:
+            self._recent_bytes, self._recent_s = self._recent_bytes / 2, self._recent_s / 2
         self.in_flight -= 1
 
     def answered(self, num_bytes: int, seconds: float) -> None:
         """It ended well: so much came, so long after it was asked for."""
         self.num_bytes += num_bytes
         self.num_answers += 1
+        self._recent_bytes += num_bytes
         self._waited_s += seconds
         self._shortest_s = min(self._shortest_s, max(seconds, 1e-6))
 

@@ -190,7 +190,8 @@ class StageExecutor(Protocol):
         """Make weights from the manifest's seed (the same bits on every machine), zero moments."""
 
     async def blank(self, stage: int) -> SeatInfo:
-        """A seat without state yet: all zero, age 0, no digest (''), for a learner that fills it range by range."""
+        """A seat without state yet: all zero, age 0, no digest (''), for a learner that fills it range by range. Calls about
+        the seat that are made after this one are done after it, whether it was waited for or not."""
 
     async def adopt_range(self, stage: int, first: int, weights: memoryview, *moments: memoryview) -> None:
         """Put foreign elements (little-endian f32, finite) in place: weights, exp_avg and exp_avg_sq, or weights alone; the

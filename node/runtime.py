@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+from node.ahead import Ahead
 from node.learning import Learner, Means
 from node.mixing import MixedDonors, Mixer, RebuildSyllabus
 from node.ports import (
@@ -372,25 +373,36 @@ class Runtime:
 
     async def _average(self, command: MixAhead) -> None:
         ahead, began = self.mixer.begin(command), self.ports.clock.monotonic()
-        await ahead.run()
-        if ahead.num_fetched and not ahead.closed:
-            shares = {"part": command.part, "parts": command.parts, "bytes": sum(x.num_bytes for x in ahead.ready.values())}
-            facts = {"stage": command.stage, "step": self.state.chain.step, "average_s": self.ports.clock.monotonic() - began}
-            note = Note("averaged", facts | shares)
-            self.observers.on_command(note)
-            self.ports.sink.note(note.type, note.fields)
+        async with asyncio.TaskGroup() as both:
+            both.create_task(ahead.run(), name=f"average stage {command.stage}")
+            await ahead.whole.wait()
+            if ahead.num_fetched:
+                self._note_averaged(command, ahead, self.ports.clock.monotonic() - began)
+
+    def _note_averaged(self, command: MixAhead, ahead: Ahead, seconds: float) -> None:
+        shares = {"part": command.part, "parts": command.parts, "bytes": sum(x.num_bytes for x in ahead.ready.values())}
+        note = Note("averaged", {"stage": command.stage, "step": self.state.chain.step, "average_s": seconds} | shares)
+        self.observers.on_command(note)
+        self.ports.sink.note(note.type, note.fields)
 
     def _stop_mixing(self, stage: int) -> None:
         self._mixing.pop(stage).cancel()
         self.mixer.stop(stage)
 
     async def _fill(self, stage: int, means: Means) -> None:
+        """Donors are dialled while memory is taken: the executor does one thing after another, so the seat is there before
+        anything is put in its place."""
+        num_elements = sum(math.prod(shape) for _, shape in self.ports.executor.parameters(stage))
+        heartbeat_s = self.state.config.manifest.timing.heartbeat_s
+        learner = Learner(stage, num_elements, means, heartbeat_s, self.dispatch, self._on_bad_donor)
+        self._learners[stage] = learner
+        async with asyncio.TaskGroup() as both:
+            both.create_task(self._blank(stage), name=f"blank seat of stage {stage}")
+            both.create_task(learner.run(), name=f"fill stage {stage}")
+
+    async def _blank(self, stage: int) -> None:
         info = await self.ports.executor.blank(stage)
         self._reducer.seat(stage, info.num_elements)
-        heartbeat_s = self.state.config.manifest.timing.heartbeat_s
-        learner = Learner(stage, info.num_elements, means, heartbeat_s, self.dispatch, self._on_bad_donor)
-        self._learners[stage] = learner
-        await learner.run()
 
     def _on_bad_donor(self, peer: PeerId, reason: str) -> None:
         log.warning("catching up: peer %s: %s", peer[-8:] or "?", reason)

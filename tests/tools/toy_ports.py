@@ -110,6 +110,9 @@ class World:
         await self._do("blank")
         return SeatInfo(stage, 4, 48, 0, "")
 
+    def parameters(self, stage: int) -> list[tuple[str, tuple[int, ...]]]:
+        return [("weight", (2, 2))]
+
     async def adopt_range(self, stage: int, first: int, *parts: memoryview) -> None:
         await self._do("adopt_range")
 

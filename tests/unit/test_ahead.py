@@ -38,8 +38,7 @@ def test_the_newcomer_gets_one_stage_at_the_rate_of_its_link(waits_s: float, sha
     async def script() -> None:
         world.lose("p2.0")
         await asyncio.sleep(waits_s)
-        kept = [world.nodes[peer].mixer.num_bytes for peer in ("p1.0", "p3.0")]
-        assert waits_s == DECIDED_S or sum(kept) == WEIGHT_BYTES * world.size, "all is averaged before it comes"
+        assert waits_s == DECIDED_S or world.kept() == WEIGHT_BYTES * world.size, "all is averaged before it comes"
         world.decide(world.rebuild())
         took[0] = shares(world, world.now(), await world.is_made())
 
@@ -137,6 +136,26 @@ def test_a_source_that_is_lost_too_begins_it_all_again_of_the_survivors() -> Non
     world.run(script)
     check(world)
     assert [s.stage for s in world.some_chain().rebuilds[LOST].sources] == [1, 4]
+
+
+def test_what_nobody_can_be_meant_by_is_not_held() -> None:
+    world = World()
+
+    async def script() -> None:
+        world.lose("p2.0")
+        record = world.rebuild()
+        world.decide(record)
+        mixer, newest = world.nodes["p1.0"].mixer, world.some_chain().state_ids
+        assert await mixer.mixed_range(LOST, newest[LOST], 0, 1)
+        wrong = [(LOST, "another", 0, 1), (1, newest[1], 0, 1), (99, newest[LOST], 0, 1)]
+        beyond = [(LOST, newest[LOST], first, count) for first, count in ((-1, 2), (0, 0), (world.size, 1), (1, world.size))]
+        for asked in (*wrong, *beyond):
+            assert await mixer.mixed_range(*asked) is None, asked
+        end = world.size - 5
+        assert await mixer.mixed_range(LOST, newest[LOST], end, 5), "of the other's share"
+        assert world.kept() <= WEIGHT_BYTES * world.size, "which is not kept"
+
+    world.run(script)
 
 
 def test_an_averager_that_dies_is_replaced_by_another_holder_of_its_source() -> None:

@@ -67,6 +67,8 @@ def _tell(cell: Cell, outcome: Outcome, figures: Figures) -> None:
         say(f"  iperf3 through the same link: {seen.link_mbit:.1f} Mbit/s" if seen.link_mbit else f"  {MISSING}")
         say(f"  emulator: {router['packets']} packets, {router['dropped']} dropped, {router['cpu_s']} s of CPU")
     steps = sorted(moments_of(seen).items(), key=lambda item: item[1])
+    for line in outcome.traffic:
+        say(f"  MB received each second, {line}")
     say("  seconds after the kill: " + ", ".join(f"{name} {at:.2f}" for name, at in steps))
     if cell.name == THE_ONE_THAT_COUNTS:
         for goal in goals(seen, figures):

@@ -82,7 +82,7 @@ def moments_of(seen: Seen) -> dict[str, float]:
     found = {"suspected": first("suspected"), "lost": first("lost"), "rebuild": first("rebuild"), "granted": first("granted")}
     if found["lost"] is None:
         raise ValueError(f"nobody noticed that stage {seen.lost} was lost")
-    found |= {"promoted": first("promoted"), "transfer": first("transfer")}
+    found |= {"promoted": first("promoted"), "averaged": first("averaged"), "transfer": first("transfer")}
     back = max(at for at in found.values() if at is not None)
     found |= {"accumulated": first("accumulated", back), "committed": first("committed", back)}
     if found["committed"] is None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +67,34 @@ def _swarm(folder: Path, network: Wan | None) -> Iterator[WanSwarm]:
         end_all(made.nodes, grace_s=0)
 
 
+@dataclass
+class Meter:
+    """What comes in at each node, second by second: where a link stands idle."""
+
+    made: WanSwarm
+    began: float
+    bytes_in: dict[str, list[int]] = field(default_factory=dict)
+    """Of each node, the counter when it was first looked at and after each second since."""
+
+    def look(self) -> None:
+        """Read the counters, if another second is over."""
+        seconds = max(map(len, self.bytes_in.values()), default=0)
+        if time.time() >= self.began + seconds:
+            for node in self.made.nodes:
+                self.bytes_in.setdefault(node.name, []).append(self.made.downloaded(node) or 0)
+
+    def told(self, names: Sequence[str]) -> list[str]:
+        """Megabytes of each second, a line for each of these nodes."""
+        rows = {name: [b - a for a, b in pairwise(self.bytes_in[name])] for name in names}
+        return [f"{name:9}" + " ".join(f"{num / 1e6:4.1f}" for num in row) for name, row in rows.items()]
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was seen, and what the emulator said of itself."""
+    """What was seen, and what the emulator said of itself; `traffic` for people."""
 
     seen: Seen
+    traffic: list[str]
     router: dict[str, Any]
 
 
@@ -81,11 +105,12 @@ def run_cell(cell: Cell, folder: Path) -> Outcome:
         network = stack.enter_context(wan(cell.num_block_stages + 2, LINK)) if cell.on_wan else None
         link_mbit = measure_mbit(network, 1, cell.num_block_stages + 1) if network else None
         with _swarm(folder, network) as made:
-            seen = _lose(cell, made, path, link_mbit)
-    return Outcome(seen, network.told if network else {})
+            seen, meter = _lose(cell, made, path, link_mbit)
+    around = [name for name in meter.bytes_in if name != seen.holder]
+    return Outcome(seen, meter.told(around) if network else [], network.told if network else {})
 
 
-def _lose(cell: Cell, made: WanSwarm, path: Path, link_mbit: float | None) -> Seen:
+def _lose(cell: Cell, made: WanSwarm, path: Path, link_mbit: float | None) -> tuple[Seen, Meter]:
     nodes = list(made.launch(path, cell.num_block_stages))
     invite = made.running(nodes[0]).invite
     newcomer = None if cell.newcomer_after_s is not None else made.join(invite, "--stage", str(cell.lost), name="newcomer")
@@ -99,8 +124,9 @@ def _lose(cell: Cell, made: WanSwarm, path: Path, link_mbit: float | None) -> Se
     if newcomer is None:
         wait_for("the cold newcomer's time", lambda: time.time() >= killed_at + (cell.newcomer_after_s or 0.0), LIMIT_S)
         newcomer = made.join(invite, "--stage", str(cell.lost), name="newcomer")
-    downloaded = _wait_whole(cell, made, newcomer, killed_at, before or 0)
-    return Seen(
+    meter = Meter(made, killed_at)
+    downloaded = _wait_whole(cell, meter, newcomer, before or 0)
+    seen = Seen(
         lost=cell.lost,
         heartbeat_s=HEARTBEAT_S,
         lapse_s=LAPSE_HEARTBEATS * HEARTBEAT_S,
@@ -113,6 +139,7 @@ def _lose(cell: Cell, made: WanSwarm, path: Path, link_mbit: float | None) -> Se
         link_mbit=link_mbit,
         downloaded=downloaded,
     )
+    return seen, meter
 
 
 def _step(made: WanSwarm) -> int:
@@ -128,13 +155,15 @@ def _stands_by(made: WanSwarm, coordinator: NodeProcess, newcomer: NodeProcess) 
     wait_for("the newcomer stands by", known, LIMIT_S, made.situation)
 
 
-def _wait_whole(cell: Cell, made: WanSwarm, newcomer: NodeProcess, killed_at: float, before: int) -> int | None:
+def _wait_whole(cell: Cell, meter: Meter, newcomer: NodeProcess, before: int) -> int | None:
     """Until something was committed with the stage again; the newcomer's download at the transfer's end, if one there is."""
+    made, killed_at = meter.made, meter.began
     living = [node for node in made.nodes if node is not made.nodes[cell.lost]]
     is_lost, downloaded = False, None
 
     def back() -> bool:
         nonlocal is_lost, downloaded
+        meter.look()
         news = sorted((event for node in living for event in node.tail.read()), key=lambda event: float(event["wall"]))
         for event in (event for event in news if event["wall"] > killed_at):
             is_lost |= event["type"] == "lost"

@@ -56,7 +56,8 @@ class Figures:
 def figures_of(seen: Seen) -> Figures:
     """The cell's figures. Raises `ValueError` where the stage did not come back."""
     moments = moments_of(seen)
-    transfer_s = moments["transfer"] - moments["granted"] if "transfer" in moments else None
+    comes = "transfer" in moments and "promoted" not in moments
+    transfer_s = moments["transfer"] - moments["granted"] if comes else None
     share = None
     if transfer_s and seen.link_mbit:
         share = seen.stage_bytes / transfer_s / (seen.link_mbit * 1e6 / 8)
@@ -68,15 +69,22 @@ def figures_of(seen: Seen) -> Figures:
         kill_to_commit_s=moments["committed"],
         transfer_s=transfer_s,
         link_share=share,
-        download_over_stage=seen.downloaded / seen.stage_bytes if seen.downloaded is not None else None,
+        download_over_stage=seen.downloaded / seen.stage_bytes if comes and seen.downloaded is not None else None,
     )
+
+
+def stage_of(event: Event, otherwise: int) -> int:
+    """The stage that an event is about; `otherwise` where it is about none."""
+    if event["type"] == "transfer":
+        return int(str(event["what"]).removeprefix("stage "))
+    return int(event.get("stage", otherwise))
 
 
 def moments_of(seen: Seen) -> dict[str, float]:
     """Seconds from the kill to each thing that followed, in order: where the time goes. Raises `ValueError`."""
 
     def first(type_: str, after: float = 0.0) -> float | None:
-        events = [e for e in seen.living(type_) if e.get("stage", seen.lost) == seen.lost]
+        events = [e for e in seen.living(type_) if stage_of(e, seen.lost) == seen.lost]
         return next((e["wall"] for e in events if e["wall"] >= after), None)
 
     found = {"suspected": first("suspected"), "lost": first("lost"), "rebuild": first("rebuild"), "granted": first("granted")}
@@ -92,7 +100,10 @@ def moments_of(seen: Seen) -> dict[str, float]:
 
 def step_seconds(seen: Seen) -> float:
     """Of the steps before the kill, the first one left out."""
-    walls = sorted({e["step"]: e["wall"] for e in _losses(seen) if e["wall"] < seen.killed_at}.values())
+    decided: dict[int, float] = {}
+    for event in _losses(seen):
+        decided[event["step"]] = min(event["wall"], decided.get(event["step"], seen.killed_at))
+    walls = sorted(wall for wall in decided.values() if wall < seen.killed_at)
     if len(walls) < 3:
         raise ValueError(f"only {len(walls)} steps before the kill: there is no step to compare with")
     return statistics.median(b - a for a, b in pairwise(walls[1:]))

@@ -15,7 +15,7 @@ from node.demo.process import NodeProcess, end_all
 from node.manifest_file import load
 from protocol.sizes import stage_parameters
 from tests.bench_recovery.cells import HEARTBEAT_S, LAPSE_HEARTBEATS, Cell
-from tests.bench_recovery.figures import Seen
+from tests.bench_recovery.figures import Seen, stage_of
 from tests.bench_recovery.link import measure_mbit
 from tests.tools.swarm import Swarm, wait_for
 from tests.tools.wan import Wan, wan
@@ -167,7 +167,7 @@ def _wait_whole(cell: Cell, meter: Meter, newcomer: NodeProcess, before: int) ->
         news = sorted((event for node in living for event in node.tail.read()), key=lambda event: float(event["wall"]))
         for event in (event for event in news if event["wall"] > killed_at):
             is_lost |= event["type"] == "lost"
-            if event["type"] == "transfer" and downloaded is None:
+            if event["type"] == "transfer" and stage_of(event, cell.lost) == cell.lost and downloaded is None:
                 now = made.downloaded(newcomer)
                 downloaded = None if now is None else now - before
             if is_lost and event["type"] == "committed" and event["stage"] == cell.lost:

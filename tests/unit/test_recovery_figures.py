@@ -24,7 +24,13 @@ LEAD = [
     event("lost", 3.2, stage=2),
     event("rebuild", 3.4, stage=2),
 ]
-NEWCOMER = [event("granted", 3.5, stage=2), event("transfer", 13.5, what="stage 2"), event("committed", 18.0, stage=2)]
+NEWCOMER = [
+    *[event("loss", -0.9, step=step) for step in range(1, 6)],
+    event("transfer", 3.3, what="stage 0"),
+    event("granted", 3.5, stage=2),
+    event("transfer", 13.5, what="stage 2"),
+    event("committed", 18.0, stage=2),
+]
 HOLDER = [event("committed", 0.01, stage=2)]
 SEEN = Seen(
     lost=2,

@@ -79,4 +79,4 @@ def test_what_did_not_happen_has_no_figure() -> None:
     with pytest.raises(ValueError, match="nothing was committed"):
         moments_of(replace(SEEN, logs={"s0": LEAD}))
     with pytest.raises(ValueError, match="no step to compare"):
-        figures_of(replace(SEEN, logs={"s0": LEAD[4:], "new": NEWCOMER}))
+        figures_of(replace(SEEN, logs={"s0": LEAD[4:], "new": NEWCOMER[5:]}))

@@ -169,13 +169,15 @@ class Custody:
         self._end_learning(seat)
 
     def leave_seat(self, stage: int) -> None:
-        """The swarm decided to go on without this node's seat."""
+        """The swarm decided to go on without this node's seat. Who is off the roster may be back in time with its state; a
+        member gives up a seat that others hold, and the memory with it."""
         seat = self.seats.get(stage)
         if seat is None:
             return
         if seat.attempt and seat.settled:
             self._emit_all(seat.void())
-        if seat.phase is SeatPhase.IDLE and seat.state.state_id == self._chain.state_ids[stage]:
+        is_off = self._chain.member_of(self._me) is None
+        if is_off and seat.phase is SeatPhase.IDLE and seat.state.state_id == self._chain.state_ids[stage]:
             self._kept[stage] = self.seats.pop(stage)
         else:
             self.drop(seat)

@@ -38,9 +38,9 @@ class Heirs:
             return passive_bytes(self._manifest, seating.stage)
         return seat_bytes(self._manifest, seating.stage, max(1, len(self._chain.active(seating.stage))))
 
-    def can_compute(self, stage: int, member: Member) -> bool:
-        """Is there room for training the stage alone, beside what the member holds already?"""
-        left = self.left(member, stage)
+    def can_compute(self, stage: int, member: Member, instead: int = -1) -> bool:
+        """Is there room for training the stage alone, beside what the member holds already, or in place of a seat?"""
+        left = self.left(member, stage if instead < 0 else instead)
         return left is None or left >= seat_bytes(self._manifest, stage)
 
     def can_keep(self, stage: int, member: Member) -> bool:

@@ -238,7 +238,17 @@ class Membership:
             if stage == 0 and copies < wanted_copies(self._manifest):
                 return Changes((replace(shared[0], role="passive"),))
             return Changes((), (shared[0],))
-        return Changes()
+        return Changes((), self._left_behind()[:1])
+
+    def _left_behind(self) -> tuple[Seating, ...]:
+        """Seats of those that moved to a lost stage, at stages that others compute. Copies of the embedding are wanted, so many
+        as the manifest says."""
+        chain, going = self._chain, self.handover.leaving
+        computing = {s.member for s in chain.seatings if s.role == "active"}
+        idle = [s for s in chain.seatings if s.role in ("learner", "passive") and s.member in computing]
+        needless = [s for s in idle if any(other.member not in going for other in chain.active(s.stage))]
+        copies = sorted((s for s in needless if s.stage == 0 and s.member not in going), key=lambda s: s.role == "learner")
+        return (*(s for s in needless if s.stage), *copies[wanted_copies(self._manifest) :])
 
     def _unparked(self, _now: float) -> Changes:
         """A kept stage is computed where it is as soon as there is room, and no longer kept where somebody else computes it."""

@@ -16,10 +16,14 @@ from protocol.ids import Member
 from protocol.manifest import Manifest
 from protocol.membership import Membership
 from protocol.messages import Learning, Wish
+from protocol.placement import is_copy
 from protocol.recipes import recipe, weights_of
 from protocol.records import Rebuild, Roster, Seating, Source, is_weights_alone
 from protocol.stopwatch import Stopwatch
 from protocol.view import View
+
+SPARED = ("learner", "passive", "active")
+"""Roles of those that move to a lost stage, the ones that are missed least first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,20 +145,29 @@ class Recovery:
         spares = self._members.spares(stage)
         if spares:
             return spares[0]
-        spared = self._spared()
+        spared = self._spared(stage, now)
         if spared:
             return spared
         if now - self._since[stage] < self._manifest.recovery.rebuild_grace_s + self._manifest.recovery.newcomer_wait_s:
             return None
         return self._neighbour(stage)
 
-    def _spared(self) -> Member | None:
-        """The youngest replica of the stage that has most of them. It keeps its old seat until the new one is made: then one of
-        the two is given up (`Membership`)."""
-        rows = [self._chain.active(stage) for stage in range(self._manifest.num_stages)]
-        free = [[s for s in row if not s.pinned] for row in rows if len(row) > 1]
-        most = max(free, key=len, default=[])
-        return most[-1].member if most else None
+    def _spared(self, stage: int, now: float) -> Member | None:
+        """A replica of a stage that others compute: one that does not compute there yet comes first, then the youngest of the
+        stage that has most. The new seat takes the place of the old one (`Membership`)."""
+        chain, heirs = self._chain, self._members.handover.heirs
+        computing = [s.member for s in chain.seatings if s.role == "active"]
+        free = [
+            s
+            for s in reversed(chain.seatings)
+            if s.role != "parked"
+            and not (s.pinned or is_copy(s, chain) or self._view.lapsed(s.member.peer, now))
+            and computing.count(s.member) == (s.role == "active")
+            and any(other.member != s.member for other in chain.active(s.stage))
+            and heirs.can_compute(stage, s.member, s.stage)
+        ]
+        best = min(free, key=lambda s: (SPARED.index(s.role), -len(chain.active(s.stage))), default=None)
+        return best.member if best else None
 
     def _neighbour(self, stage: int) -> Member | None:
         """Who has most room: fewest seats, most memory, the nearest stage."""

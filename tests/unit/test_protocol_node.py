@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
-from protocol.commands import Apply, Command, Compute, CreateSeat, Exit, Learn, Reduce
+from protocol.commands import Apply, Command, Compute, CreateSeat, DropSeat, Exit, Learn, Reduce
 from protocol.events import (
     Applied,
     CommandFailed,
@@ -41,7 +41,7 @@ from protocol.messages import (
     Wish,
     Yield,
 )
-from protocol.records import Commit, Roster, Share, StageResult, shares_digest
+from protocol.records import Commit, Roster, Seating, Share, StageResult, shares_digest
 from tests.tools.core import BALLOT, LEAD, Core, a_manifest, holders, notes, of, says, sent
 
 
@@ -107,6 +107,19 @@ def test_who_is_off_the_roster_wishes() -> None:
     out = ticks(c, 1)
     assert sent(out, Wish, "lead")
     assert not sent(out, Goodbye)
+
+
+def test_a_state_is_kept_by_who_is_off_the_roster_and_not_by_a_member_that_gives_up_a_seat() -> None:
+    manifest = a_manifest()
+    second = Seating(2, Member("p1.0", 1), "active")
+    c = Core(manifest, "p1.0", (*holders(manifest, replicas=2), second))
+    chain = c.state.chain
+    out = c.decide(Roster(chain.head, 0, (), (second,), (LEAD,)))
+    assert [command.stage for command in of(out, DropSeat)] == [2]
+    first = next(s for s in chain.seatings if s.member == second.member)
+    assert not of(c.decide(Roster(chain.head, 0, (), (first,), (LEAD,))), DropSeat)
+    [wish, *_] = sent(ticks(c, 1), Wish, "lead")
+    assert [kept.stage for kept in wish.kept] == [1]
 
 
 def test_a_coordinator_that_takes_over_is_told_once_what_room_a_member_has() -> None:

@@ -14,7 +14,7 @@ from protocol.manifest import Manifest, OptimizerSection
 from protocol.membership import Membership
 from protocol.messages import Kept, Learning, Wish
 from protocol.recipes import CLIPPED_EXTRA, MomentShares, moment_shares, recipe, weights_of
-from protocol.records import Rebuild, Roster, Seating, Source
+from protocol.records import Rebuild, Role, Roster, Seating, Source
 from protocol.recovery import Next, Recovery
 from protocol.view import View
 from tests.tools.core import BALLOT, LEAD, a_manifest
@@ -177,6 +177,33 @@ def test_a_replica_that_can_be_spared_comes_before_a_second_seat() -> None:
     extra = Seating(4, Member("extra", 1), "active")
     lost.chain.append(Roster(lost.chain.head, 1, (extra,), (), (LEAD,)), ())
     assert lost.rebuild(10.0).joins[0].member == extra.member
+
+
+@pytest.mark.parametrize(("stage", "role"), [(0, "passive"), (3, "learner"), (3, "passive")])
+def test_who_came_too_soon_takes_it_in_place_of_its_seat_at_a_stage_that_others_compute(stage: int, role: Role) -> None:
+    """A newcomer that was given a seat before the loss was declared: it does not compute yet, and nobody misses it."""
+    manifest = a_run(embedding_copies=1)
+    lost = Lost(2, manifest=manifest)
+    rivals = (Seating(0, Member("p1.0", 1), "passive"), Seating(4, Member("works", 1), "active"))
+    soon = Seating(stage, Member("soon", 1), role)
+    lost.chain.append(Roster(lost.chain.head, 1, (*rivals, soon), (), (LEAD,)), ())
+    record = lost.rebuild(10.0)
+    assert [s.member for s in record.joins] == [soon.member]
+    lost.decide(record)
+    left = lost.members.changes(10.5)
+    assert (left.joins, left.leaves) == ((), (soon,))
+    apply(lost.chain, left, lost.members)
+    assert not lost.members.changes(11.0)
+
+
+def test_nobody_is_spared_who_is_silent_lacks_the_room_or_is_needed_elsewhere() -> None:
+    lost = Lost(2)
+    silent, small, wanted = (Seating(3, Member(name, 1), "learner", pinned=name == "wanted") for name in ("a", "b", "wanted"))
+    lost.chain.append(Roster(lost.chain.head, 1, (silent, small, wanted), (), (LEAD,)), ())
+    lost.recovery.memory["b"] = 1
+    lost.view.expect("a", 0.0)
+    lost.next(0.0)
+    assert "no node can take it yet" in lost.next(14.0).sentence
 
 
 def test_a_neighbour_takes_a_second_seat_when_nobody_comes() -> None:

@@ -94,19 +94,19 @@ class Node:
 
 
 class World:
-    """See the module. `replicas`: holders of each stage."""
+    """See the module. `replicas`: holders of each stage; `second`: a stage that the holder of S1 has a seat of too."""
 
-    def __init__(self, num_block_stages: int = 3, replicas: int = 1, rate_factor: float = 1.0, **recovery: Any) -> None:
+    def __init__(self, num_block_stages: int = 3, replicas: int = 1, second: int = 0) -> None:
         shape = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": num_block_stages}
         model = {"vocab_size": 16, "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 8} | shape
-        policy = {"policy": "checkfree", "embedding_copies": 0} | recovery
+        policy = {"policy": "checkfree", "embedding_copies": 0}
         self.manifest = a_manifest(num_block_stages, model=model, recovery=policy)
         self.size = stage_parameters(self.manifest, LOST)
         self.range_elements = -(-self.size // NUM_RANGES)
-        self.rate = WEIGHT_BYTES * self.size / REAL_S * rate_factor
+        self.rate = WEIGHT_BYTES * self.size / REAL_S
         rng = np.random.default_rng(7)
         self.weights = {s: rng.standard_normal(self.size, np.float32) for s in range(1, num_block_stages + 1)}
-        self.seatings = self._seatings(num_block_stages, replicas)
+        self.seatings = self._seatings(num_block_stages, replicas, second)
         peers = dict.fromkeys([*(s.member.peer for s in self.seatings), NEWCOMER.peer, SECOND.peer])
         self.nodes = {peer: self._node(peer) for peer in peers}
         self.learned: list[tuple[float, Learned]] = []
@@ -114,8 +114,9 @@ class World:
         self.visits: Counter[PeerId] = Counter()
         self._changed = asyncio.Event()
 
-    def _seatings(self, num_block_stages: int, replicas: int) -> list[Seating]:
+    def _seatings(self, num_block_stages: int, replicas: int, second: int) -> list[Seating]:
         members = [(s, Member(f"p{s}.{r}", 1)) for s in range(1, num_block_stages + 1) for r in range(replicas)]
+        members += [(second, Member("p1.0", 1))] if second else []
         return [Seating(0, LEAD, "active"), *(Seating(s, member, "active") for s, member in members)]
 
     def _node(self, peer: PeerId) -> Node:

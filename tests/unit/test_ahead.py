@@ -120,6 +120,40 @@ def test_a_neighbour_that_makes_the_stage_itself_gets_its_own_share_from_itself(
     assert world.bytes_to["p1.0"] == WEIGHT_BYTES * world.size, "half of the other source, and the other half mixed"
 
 
+def test_who_holds_both_sources_fetches_nothing() -> None:
+    world = World(second=3)
+
+    async def script() -> None:
+        world.lose("p2.0")
+        await asyncio.sleep(DECIDED_S)
+        world.decide(world.rebuild())
+        await world.is_made()
+
+    world.run(script)
+    check(world)
+    assert not world.bytes_to["p1.0"]
+    assert 0 < world.bytes_to["p3.0"] <= 0.55 * WEIGHT_BYTES * world.size
+    assert not world.faults
+
+
+def test_both_of_two_adjacent_stages_are_averaged_at_the_same_neighbours() -> None:
+    world = World(num_block_stages=4)
+
+    async def script() -> None:
+        world.lose("p2.0", "p3.0")
+        await asyncio.sleep(DECIDED_S)
+        world.decide(world.rebuild())
+        world.decide(world.rebuild(3, SECOND))
+        for _ in range(2):
+            await world.is_made()
+
+    world.run(script)
+    check(world)
+    chain = world.some_chain()
+    assert {event.state_id for _, event in world.learned} == {chain.state_ids[2], chain.state_ids[3]}
+    assert np.array_equal(world.nodes["second"].executor.weights[3], world.mixed(chain.rebuilds[3]))
+
+
 def test_a_source_that_is_lost_too_begins_it_all_again_of_the_survivors() -> None:
     world = World(num_block_stages=4)
 

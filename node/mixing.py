@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from node.ahead import Ahead, Means, Part
 from node.ports import Clock, Donor, Neighbour, Neighbours, NotHeldError, PeerError, StageExecutor, StateFacts, StateRange
-from node.range_book import COPY_ELEMENTS, Rank
+from node.range_book import Rank
 from protocol.averaging import averagers, holds
 from protocol.commands import MixAhead
 from protocol.ids import PeerId, StateId
@@ -24,6 +24,9 @@ from protocol.records import Rebuild, Source
 from protocol.replays import Replay
 from protocol.sizes import stage_parameters
 
+MIXED_ELEMENTS = 1 << 17
+"""Of a range, half a MiB of weights: two links follow one another, and the second waits for a range to be through the first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mixer:
@@ -33,7 +36,7 @@ class Mixer:
     executor: StageExecutor
     neighbours: Neighbours
     clock: Clock
-    range_elements: int = COPY_ELEMENTS
+    range_elements: int = MIXED_ELEMENTS
     _aheads: dict[int, Ahead] = field(default_factory=dict)
     _failures: dict[PeerId, int] = field(default_factory=dict)
 
@@ -194,7 +197,7 @@ class RebuildSyllabus:
     stage: int
     state_id: StateId
     sources: tuple[Source, ...]
-    range_elements: int = COPY_ELEMENTS
+    range_elements: int = MIXED_ELEMENTS
 
     def donors(self, _stage: int) -> tuple[Contact, ...]:
         """Those that can mix, averagers first."""

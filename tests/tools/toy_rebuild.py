@@ -33,7 +33,7 @@ from tests.unit.test_protocol_members import commit
 
 LOST = 2
 HEARTBEAT_S = 1.0
-NUM_RANGES = 96
+NUM_RANGES = 192
 FRAME_BYTES = 4096
 ONE_WAY_S = 0.02
 REAL_S = 8.0
@@ -206,11 +206,12 @@ class World:
             self.learned.append((self.now(), event))
             self._changed.set()
 
-    async def is_made(self, within_s: float = 60.0) -> float:
-        """Until the newcomer has it; the time."""
+    async def is_made(self, times: int = 1, within_s: float = 60.0) -> float:
+        """Until so many stages were made; the time."""
         async with asyncio.timeout(within_s):
-            await self._changed.wait()
-        self._changed.clear()
+            while len(self.learned) < times:
+                self._changed.clear()
+                await self._changed.wait()
         return self.learned[-1][0]
 
     def now(self) -> float:

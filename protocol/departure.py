@@ -22,6 +22,8 @@ class Departure:
         self._me, self._chain = me, chain
         self._notice_s, self._hears = leave_notice_s, hears
         self._asked_at: float | None = None
+        self._alone_at = 0.0
+        """When nobody else was last seen to hold what it holds."""
 
     @property
     def is_on(self) -> bool:
@@ -40,10 +42,13 @@ class Departure:
 
     def seconds_left(self, now: float) -> float:
         """Until it goes at the latest."""
-        return max(0.0, self._asked_at + self._patience_s() - now) if self._asked_at is not None else 0.0
+        if self._asked_at is None:
+            return 0.0
+        since = max(0.0, self._alone_at - self._asked_at)
+        return max(0.0, self._asked_at + min(self._notice_s, since + self._patience_s()) - now)
 
     def _patience_s(self) -> float:
-        """Longer where nobody else has what this node holds."""
+        """Longer where nobody else has what this node holds. Once somebody has, it waits for the boundary that it may go at."""
         return self._notice_s if self._alone() else min(DRAIN_S, self._notice_s)
 
     def _alone(self) -> list[int]:
@@ -69,5 +74,7 @@ class Departure:
         held its stages have gone before it, nothing is waited for any more."""
         if self._asked_at is None:
             return False
+        if self._alone():
+            self._alone_at = now
         off = self._chain.member_of(self._me.peer) != self._me
         return self.seconds_left(now) <= 0 or (is_settled if off else self._is_of_no_use())

@@ -7,11 +7,14 @@ import sys
 
 from node.sim.churn import Churn
 from node.sim.faults import COORDINATOR_PHASES, SEAT_PHASES
+from node.sim.leaving import Leaving
 from node.sim.parting import Parting
 from node.sim.regrowth import Regrowth
 from node.sim.scenario import make_scenario, make_takeover
 from node.sim.story import story_of, told
 from node.sim.trial import Trial
+
+Life = Churn | Parting | Regrowth | Leaving
 
 
 def main() -> int:
@@ -23,8 +26,9 @@ def main() -> int:
     parser.add_argument("--churn", action="store_true", help="people walk in and out all the time")
     parser.add_argument("--parting", action="store_true", help="the swarm is parted in two for a while")
     parser.add_argument("--regrow", action="store_true", help="stages lose their only holder")
+    parser.add_argument("--leaving", action="store_true", help="only holders of stages go in order")
     options = parser.parse_args()
-    lives: dict[str, type[Churn] | type[Parting] | type[Regrowth]] = {"churn": Churn, "parting": Parting, "regrow": Regrowth}
+    lives: dict[str, type[Life]] = {"churn": Churn, "parting": Parting, "regrow": Regrowth, "leaving": Leaving}
     for name, life in lives.items():
         if getattr(options, name):
             return _live(life(options.seed), options.limit)
@@ -41,7 +45,7 @@ def main() -> int:
     return 1 if broken else 0
 
 
-def _live(life: Churn | Parting | Regrowth, limit: int) -> int:
+def _live(life: Life, limit: int) -> int:
     broken: AssertionError | None = None
     try:
         life.run()

@@ -33,10 +33,11 @@ class Copies:
         self.num_copied = self.num_failed = self.num_mixed = self.num_used = 0
 
     def mix_ahead(self, node: SimNode, command: MixAhead) -> None:
-        """A share of a lost stage, of which the node holds one source and fetches the other."""
+        """A share of a lost stage, of which the node holds one source and fetches the other: also one that it still keeps, but
+        has no seat for any more."""
         held = [s.stage in node.seats and node.seats[s.stage].state_id == s.state_id for s in command.sources]
-        require(held.count(True) == 1 and len(held) == 2, f"{node!r} is to do {command} and holds {node.seats}")
-        network, (other,) = self._world.network, [s for s, mine in zip(command.sources, held, strict=True) if not mine]
+        require(any(held) and len(held) == 2, f"{node!r} is to do {command} and holds {node.seats}")
+        network, other = self._world.network, command.sources[held.index(False) if False in held else 1]
         holder = self._holder(node, other.stage, other.state_id)
         rate = min(network.rate(node.peer), network.rate(holder.peer) if holder else math.inf)
         seconds = STATE_BYTES / STATE_VECTORS / command.parts / rate * self._world.rng.uniform(1.0, 2.0)

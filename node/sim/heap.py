@@ -277,7 +277,12 @@ class World:
 
     def _publish(self, node: SimNode, command: PublishLease) -> None:
         visible = self.now + self.rng.uniform(*DIRECTORY_DELAY_S)
-        self.post(visible, None, self._leases.__setitem__, node.peer, (visible, node, command))
+        self.post(visible, None, self._show, self.now, node, command)
+
+    def _show(self, told_at: float, node: SimNode, command: PublishLease) -> None:
+        """A later claim is never replaced by an earlier one."""
+        if told_at >= self._leases.get(node.peer, (0.0,))[0]:
+            self._leases[node.peer] = told_at, node, command
 
     def _look_up(self, node: SimNode) -> None:
         self.post(self.now + self.rng.uniform(*DIRECTORY_POLL_S), node, self._look_up, node)

@@ -24,6 +24,8 @@ class NodeSpec:
     wished_stage: int = -1
     unit_s: float = 0.01
     """Seconds of one forward pass of one microbatch through one stage."""
+    memory_bytes: int = 0
+    """What it lets the run use; 0 = it does not know."""
 
 
 class Decider(Protocol):

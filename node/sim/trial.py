@@ -46,7 +46,8 @@ def replay_command(seed: int, takeover: str = "") -> str:
 
 def real_state(manifest: Manifest, spec: NodeSpec, address: str) -> Decider:
     """The production decision object."""
-    return NodeState(NodeConfig(manifest, spec.member, spec.name, address, spec.founder, spec.wished_stage))
+    config = NodeConfig(manifest, spec.member, spec.name, address, spec.founder, spec.wished_stage, spec.memory_bytes)
+    return NodeState(config)
 
 
 class Trial:

@@ -310,6 +310,21 @@ def test_a_leaver_that_is_the_last_holder_by_now_stays_longer_while_somebody_is_
     assert going.is_due(False, 0.1), "nobody is there any more"
 
 
+def test_who_has_handed_over_its_stage_at_last_still_waits_for_the_boundary() -> None:
+    manifest = a_manifest()
+    chain = a_chain(manifest)
+    going = Departure(LEAD, chain, 120.0)
+    assert going.begin("x", 0.0)
+    assert not going.is_due(False, 50.0), "nobody has stage 0 yet"
+    chain.append(Roster(chain.head, chain.step, (Seating(0, NEW, "parked"),), (), (LEAD,)), ())
+    assert not going.is_due(False, 50.0 + DRAIN_S - 0.1)
+    assert going.is_due(False, 50.0 + DRAIN_S)
+    late = Departure(LEAD, a_chain(manifest), 120.0)
+    late.begin("x", 0.0)
+    assert not late.is_due(False, 119.9)
+    assert late.is_due(False, 120.0)
+
+
 # ---- moving ----
 
 

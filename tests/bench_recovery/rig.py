@@ -118,14 +118,14 @@ def _lose(cell: Cell, made: WanSwarm, path: Path, link_mbit: float | None) -> tu
         _stands_by(made, nodes[0], newcomer)
     holder = nodes[cell.lost]
     made.wait_step(_step(made) + STEPS_BEFORE, LIMIT_S)
-    before = made.downloaded(newcomer) if newcomer else 0
+    before = made.network.bytes_received(cell.num_block_stages + 1) if made.network else 0  # the newcomer's, there or not
     killed_at = time.time()
     holder.send(signal.SIGKILL)
     if newcomer is None:
         wait_for("the cold newcomer's time", lambda: time.time() >= killed_at + (cell.newcomer_after_s or 0.0), LIMIT_S)
         newcomer = made.join(invite, "--stage", str(cell.lost), name="newcomer")
     meter = Meter(made, killed_at)
-    downloaded = _wait_whole(cell, meter, newcomer, before or 0)
+    downloaded = _wait_whole(cell, meter, newcomer, before)
     seen = Seen(
         lost=cell.lost,
         heartbeat_s=HEARTBEAT_S,

@@ -13,6 +13,10 @@ from protocol.learners import Learners, coarse
 from protocol.manifest import Manifest
 from protocol.sizes import human_bytes, need_bytes, state_bytes
 
+MEASURED, MARGIN = 0.05, 1.1
+"""A copy that is too slow is given up when it has been measured for this part of the notice, and needs so many times what is
+left: a wrong guess costs the optimizer's moments, a late one the stage."""
+
 
 @dataclass(frozen=True, slots=True)
 class Short:
@@ -62,7 +66,8 @@ class Handover:
             heir = self.heir(stage)
             if heir and self.heirs.can_compute(stage, heir) and stage not in self._chain.rebuilds and stage:
                 left = self._time_left(stage, now)
-                if self._learners.seconds_left(stage, heir, now) > left:
+                after_s = MEASURED * self._manifest.timing.leave_notice_s
+                if self._learners.seconds_left(stage, heir, now, after_s) > MARGIN * left:
                     return Short(stage, heir, left)
         return None
 

@@ -62,10 +62,10 @@ class Learners:
         states = self._chain.state_ids
         return [(stage, m, x.digest) for (stage, m), x in self._known.items() if x.digest and x.state_id == states[stage]]
 
-    def seconds_left(self, stage: int, member: Member, now: float) -> float:
-        """Until a learner has the newest state, by what it says; 0 while it has not been at it for long enough to know."""
+    def seconds_left(self, stage: int, member: Member, now: float, after_s: float) -> float:
+        """Until a learner has the newest state, by what it says; 0 before it has been at it for `after_s`."""
         learner = self._known.get((stage, member))
-        known = learner and learner.seconds_left < UNKNOWN_S and now - learner.since >= self._least_s
+        known = learner and learner.seconds_left < UNKNOWN_S and now - learner.since >= max(after_s, self._least_s)
         return learner.seconds_left if learner and known else 0.0
 
     def progress(self, stage: int, member: Member) -> str:

@@ -4,7 +4,6 @@ has the very bits of a run in which nobody went."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -93,8 +92,13 @@ def test_a_neighbour_without_room_keeps_it_until_a_newcomer_goes_on_with_it(undi
     assert [line["from"] for line in newcomer] == [[keeper]]
 
 
+def in_small_ranges(*args: Any) -> Learner:
+    """A learner whose copy of a small stage is measured on the way."""
+    return Learner(*args[:6], range_elements=256)
+
+
 def test_a_leaver_without_the_time_for_its_whole_state_hands_over_the_weights_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("node.runtime.Learner", partial(Learner, range_elements=256))
+    monkeypatch.setattr("node.runtime.Learner", in_small_ranges)
     recovery = {"policy": "checkfree", "rebuild_grace_s": 60.0}
     manifest = manifest_of(NUM_BLOCK_STAGES, max_steps=10, timing__leave_notice_s=12.0, recovery=recovery)
     dumps: dict[str, dict[str, Any]] = {}

@@ -65,6 +65,10 @@ NO_OWNER = (
     "note: the training data are only on this machine: whoever comes to hold stage 0 fetches them from here; keep this node up"
     " until others hold copies, or give URLs under data.train[].sources"
 )
+NO_COPY = (
+    "note: recovery.embedding_copies is 0: when the last node of stage 0 is lost the run is over, and its nodes end with exit"
+    " code 5"
+)
 REMEMBER_S, REDIAL_EVERY = 5.0, 12
 """Once a minute peers are dialled again."""
 KEEP_TOTALS_TICKS = 60
@@ -166,6 +170,8 @@ class _Node:
         tokens.open()
         if not manifest.local and only_by_path(manifest.data):
             self._screen.line(NO_OWNER)
+        if manifest.recovery.policy != "none" and not manifest.recovery.embedding_copies:
+            self._screen.line(NO_COPY)
         past = Past(home.store, manifest.digest)
         run = Run(manifest.run_id, manifest.digest, past, ticket, (), manifest.local, founder=not past.has_begun())
         network = await self._opening().open(home, run, group, stack)

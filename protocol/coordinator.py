@@ -308,6 +308,8 @@ class Coordinator:
         return self._proposal.opened_at if self._proposal else None
 
     def _begin(self, now: float) -> None:
+        if self.herald.exit_code:
+            return
         step = self._chain.step
         finished = step >= self._manifest.last_step or self._orders["stop"]
         if self._polls.is_due():
@@ -334,7 +336,9 @@ class Coordinator:
         step, lost = self._chain.step, self.recovery.next(now)
         if lost.sentence:
             self.herald.stand("waiting", lost.sentence, now)
-            if lost.record:
+            if lost.is_end:
+                self.herald.give_up(lost.sentence, now)
+            elif lost.record:
                 for seating in lost.record.joins:
                     self.members.gathering.leave(seating.member)
                 self._propose(lost.record, (), now)

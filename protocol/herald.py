@@ -5,7 +5,7 @@ from __future__ import annotations
 from protocol.chain import Chain
 from protocol.commands import SendMessage
 from protocol.ids import Ballot, PeerId
-from protocol.messages import Phase, Standing
+from protocol.messages import LOST_STATE, Phase, Standing
 
 STANDING_HEARTBEATS = 5.0
 
@@ -16,6 +16,8 @@ class Herald:
     def __init__(self, ballot: Ballot, chain: Chain, heartbeat_s: float) -> None:
         self.phase: Phase = "waiting"
         self.sentence = "waiting for nodes"
+        self.exit_code = 0
+        """Not 0: the run is over, and every node ends with this code."""
         self.validation: tuple[int, float] = (-1, 0.0)
         self._ballot, self._chain = ballot, chain
         self._again_s = STANDING_HEARTBEATS * heartbeat_s
@@ -40,11 +42,17 @@ class Herald:
         return list(self._told_at)
 
     def stand(self, phase: Phase, sentence: str, now: float) -> None:
-        """The run stands so from now on."""
-        if (phase, sentence) != (self.phase, self.sentence):
+        """The run stands so from now on; nothing changes what was the end."""
+        if (phase, sentence) != (self.phase, self.sentence) and not self.exit_code:
             self.phase, self.sentence = phase, sentence
             if phase != "evaluating":
                 self.tell_everybody(now)
+
+    def give_up(self, sentence: str, now: float) -> None:
+        """The run is over for want of state."""
+        self.stand("waiting", sentence, now)
+        self.exit_code = LOST_STATE
+        self.tell_everybody(now)
 
     def tell_everybody(self, now: float) -> None:
         """Something changed."""
@@ -67,4 +75,4 @@ class Herald:
 
     def standing(self) -> Standing:
         """What is told."""
-        return Standing(self._ballot, self.phase, self.sentence, self._chain.step, *self.validation)
+        return Standing(self._ballot, self.phase, self.sentence, self._chain.step, *self.validation, self.exit_code)

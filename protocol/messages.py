@@ -14,6 +14,8 @@ from protocol.ids import Ballot, Member, PeerId, RecordId, StateId
 from protocol.records import Rebuild, Record, Role, Seating, Share
 
 Phase = Literal["starting", "waiting", "training", "evaluating", "paused", "finished", "leaving"]
+LOST_STATE = 5
+"""Exit code: state is lost that the manifest's policy cannot make again."""
 PipeKind = Literal["forward", "backward", "evaluate"]
 
 
@@ -367,6 +369,8 @@ class Standing:
     """Step of the last evaluation; -1 = none yet."""
     validation_loss: float
     """Mean held-out loss per token, in nats."""
+    exit_code: int = 0
+    """`LOST_STATE`: the run is over, as the sentence says; every node ends with this code."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -423,7 +423,7 @@ class NodeState:
 
     def _check_leader(self, now: float) -> None:
         leader = self.leader
-        if self.coordinator or not leader.peer or self.phase == "finished":
+        if self.coordinator or not leader.peer or self.phase == "finished" or self._ending.code:
             return
         why = self.takeover.why_gone(now)
         if why and self.chain.step >= self._manifest.last_step:
@@ -452,11 +452,15 @@ class NodeState:
 
     def _check_finish(self, now: float) -> None:
         """A finished node serves its peers for a while; the coordinator also waits for those that are behind."""
+        lost = self.takeover.given_up(now)
+        if lost:
+            self._say(lost)
+            self._ending.give_up(lost, now)
         behind = bool(self.bench.seats) and (self.chain.step < self._ending.step or not self.bench.settled)
         if self.coordinator and not self.coordinator.is_caught_up(now):
             behind = True
         if self._ending.is_due(behind, now):
-            self._exit(0, self.sentence)
+            self._exit(self._ending.code, self._ending.sentence or self.sentence)
 
     def _hears_anybody(self) -> bool:
         """Is anybody else on the roster known to live? Of those that said goodbye nothing is expected any more."""

@@ -46,6 +46,24 @@ def recipe(stage: int, whole: Collection[int], states: Sequence[str], weights: S
     return Recipe(sources, f"{shares[0]:.2f} of stage {below} and {shares[1]:.2f} of stage {above}{why}")
 
 
+def beyond_recovery(lacking: Collection[int], step: int, manifest: Manifest) -> str:
+    """For people: why stages of which nobody has any state, since the commit of `step`, can never be made again; '' if they
+    can, or where the policy is to wait for their holders. Before the first commit everything is made from the seed."""
+    copies = manifest.recovery.embedding_copies
+    if manifest.recovery.policy == "none" or not step:
+        return ""
+    if 0 in lacking:
+        kept = (
+            f"its copies (recovery.embedding_copies {copies}) are gone with it" if copies else "recovery.embedding_copies is 0"
+        )
+        why = f"stage 0 is lost, and {kept}; it cannot be made of other stages"
+    elif len(lacking) >= manifest.num_block_stages:
+        why = "all block stages are lost, and there is nothing left to make them of"
+    else:
+        return ""
+    return f"the run ends at step {step}: {why}. Start a new run, with more nodes for these stages"
+
+
 def _shares(low: float, high: float, manifest: Manifest) -> tuple[tuple[float, float], str]:
     total = low + high
     if not (math.isfinite(total) and low > 0 and high > 0):

@@ -17,7 +17,7 @@ from protocol.manifest import Manifest
 from protocol.membership import Membership
 from protocol.messages import Learning, Wish
 from protocol.placement import is_copy
-from protocol.recipes import recipe, weights_of
+from protocol.recipes import beyond_recovery, recipe, weights_of
 from protocol.records import Rebuild, Roster, Seating, Source, is_weights_alone
 from protocol.stopwatch import Stopwatch
 from protocol.view import View
@@ -32,6 +32,8 @@ class Next:
 
     sentence: str = ""
     record: Rebuild | Roster | None = None
+    is_end: bool = False
+    """Nothing can be decided any more: the run is over, for this reason."""
 
 
 class Recovery:
@@ -60,6 +62,9 @@ class Recovery:
             fresh = rules.policy != "none" and rules.moments == "fresh"
             short = self._members.handover.short_of_time(now) if fresh else None
             return self._weights_alone(short) if short else Next()
+        end = self._end(hollow, now)
+        if end:
+            return Next(end, is_end=True)
         waits = []
         for stage in hollow:
             found = self._about(stage, hollow, now)
@@ -69,16 +74,34 @@ class Recovery:
             waits.append(found.sentence)
         return Next("; ".join(waits))
 
+    def _end(self, hollow: Sequence[int], now: float) -> str:
+        """Why nothing can bring the stages back, once their holders have had their time to return; '' while something can."""
+        recovery, lapse_s = self._manifest.recovery, self._manifest.timing.lapse_s
+        if now - max(self._since.values()) < max(recovery.rebuild_grace_s, lapse_s) or any(map(self._returned, hollow)):
+            return ""
+        lacking = [stage for stage in hollow if not self._is_coming(stage, hollow)]
+        return beyond_recovery(lacking, self._chain.step, self._manifest)
+
+    def _is_coming(self, stage: int, hollow: Sequence[int]) -> bool:
+        """Is it being made, and what it is made of is there?"""
+        rebuild = self._chain.rebuilds.get(stage)
+        if rebuild is None or not self._chain.active(stage):
+            return False
+        if self._is_from_leaver(rebuild):
+            return True
+        return all(s.stage not in hollow and s.state_id == self._chain.state_ids[s.stage] for s in rebuild.sources)
+
+    def _is_from_leaver(self, rebuild: Rebuild) -> bool:
+        return is_weights_alone(rebuild) and any(s.role == "parked" for s in self._chain.seated(rebuild.stage))
+
     def _about(self, stage: int, hollow: Sequence[int], now: float) -> Next:
         being_made = self._chain.active(stage)
         if being_made:
-            rebuild = self._chain.rebuilds[stage]
-            if is_weights_alone(rebuild) and any(s.role == "parked" for s in self._chain.seated(stage)):
-                where = being_made[0].member.peer[-8:]
+            where = being_made[0].member.peer[-8:]
+            if self._is_from_leaver(self._chain.rebuilds[stage]):
                 return Next(f"the weights of stage {stage} alone are handed over to {where}: its leaver has no time for more")
-            sources = rebuild.sources
-            if all(s.stage not in hollow and s.state_id == self._chain.state_ids[s.stage] for s in sources):
-                return Next(f"stage {stage} is being rebuilt by {being_made[0].member.peer[-8:]}")
+            if self._is_coming(stage, hollow):
+                return Next(f"stage {stage} is being rebuilt by {where}")
             return self._rebuild(stage, hollow, [s.member for s in being_made])
         returned = self._returned(stage)
         if returned:
@@ -86,7 +109,7 @@ class Recovery:
             return Next(sentence, self._seat_again(stage, returned))
         lost = f"waiting: stage {stage} has no holder since step {self._chain.step}"
         if self._manifest.recovery.policy == "none":
-            return Next(lost)
+            return Next(f"{lost}; recovery.policy none waits until one that kept its state is back")
         left = self._since[stage] + self._manifest.recovery.rebuild_grace_s - now
         if left > 0:
             return Next(f"{lost}; its holder may come back for {left:.0f} s")

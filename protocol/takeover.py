@@ -22,6 +22,7 @@ from protocol.leader import MAX_TERM_AHEAD, Leader
 from protocol.manifest import Manifest
 from protocol.messages import Decide, Held, Message, Prepare, Promise, Proposed, Standing
 from protocol.proposal import Proposal
+from protocol.recipes import beyond_recovery
 from protocol.records import Commit
 from protocol.stopwatch import recovered
 from protocol.view import View
@@ -60,6 +61,7 @@ class Takeover:
         self.learn: Callable[[Proposed, float], None] = lambda _record, _now: None
         self.roll = Roll(me, chain, view)
         self._fork_after_s, self._lapse_s = manifest.fork_after_s, manifest.timing.lapse_s
+        self._manifest = manifest
         self._me, self._beat_s, self._num_stages = me, manifest.timing.heartbeat_s, manifest.num_stages
         self._recovers = manifest.recovery.policy != "none"
         self._chain, self._view, self._leader, self._acceptor = chain, view, leader, acceptor
@@ -67,6 +69,7 @@ class Takeover:
         """Who coordinated when this node last stood for the role; '' if that was this node itself."""
         self._highest = NO_BALLOT
         self._gone_at: float | None = None
+        self._stuck_since: float | None = None
         self._rival_at: float | None = None
         self._not_before = 0.0
         self._stood_at = 0.0
@@ -105,6 +108,18 @@ class Takeover:
         """Has nobody led for so long, and do those that are heard lack so much, that this lineage lives no more here?"""
         since = self._gone_at
         return since is not None and now - since > self._fork_after_s + HOPE_LAPSES * self._lapse_s and bool(self.lacks(now))
+
+    def given_up(self, now: float) -> str:
+        """Why the run is over although no quorum is left to say so: for long nobody of those that answer has stages which
+        cannot be made again; '' otherwise. Who hears nobody may have lost his network, and waits, but on one machine."""
+        since = self._stuck_since if self.leading else self._gone_at
+        called, patience_s = self.roll.called_at, self._fork_after_s + HOPE_LAPSES * self._lapse_s
+        if since is None or now - since <= patience_s or called is None or now - called <= self._lapse_s:
+            return ""
+        present = self.roll.present(now)
+        if len(present) == 1 and not self._manifest.local:
+            return ""
+        return beyond_recovery(uncovered(self._chain, present), self._chain.step, self._manifest)
 
     def lacks(self, now: float) -> str:
         """For people: why those that are heard do not go on without a quorum; '' while that is not known."""
@@ -187,6 +202,7 @@ class Takeover:
     def on_tick(self, now: float, stuck_since: float | None = None) -> None:
         """Stand when it is this node's turn; ask again those that have not answered. `stuck_since`: for so long it has
         coordinated without a quorum."""
+        self._stuck_since = stuck_since
         if self.leading:
             rival = self._rival_at is not None and now - self._rival_at > PATIENCE_HEARTBEATS * self._beat_s
             forks = frozenset() if rival or stuck_since is None else self._turn_to_fork(stuck_since, now)
@@ -251,13 +267,13 @@ class Takeover:
         return any(s.member == member and s.role != "learner" for s in self._chain.seatings)
 
     def _holds_alone(self, peer: PeerId) -> bool:
-        """Does the peer alone hold a stage that cannot be made of others? Nothing could go on without it, and while it is on
-        the roster the run goes on when it comes back."""
-        if peer == self._me.peer:
+        """Does the peer alone hold a stage, and is the policy to wait for it? Nothing could go on without it, and while it is
+        on the roster the run goes on when it comes back."""
+        if peer == self._me.peer or self._recovers:
             return False
         others = {s.stage for s in self._chain.seatings if s.member.peer != peer and s.role != "learner"}
         alone = {s.stage for s in self._chain.seatings if s.member.peer == peer} - others
-        return bool(alone) if not self._recovers else 0 in alone
+        return bool(alone)
 
     def _spread(self) -> float:
         """0 to 1, another one for each candidate and term: two that know different rosters, and stand at the same moment for

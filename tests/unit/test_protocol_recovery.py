@@ -230,14 +230,57 @@ def test_without_a_policy_a_lost_stage_is_waited_for() -> None:
     lost = Lost(2, manifest=a_run(policy="none"))
     lost.wish()
     lost.next(0.0)
-    assert lost.next(1e6).sentence == "waiting: stage 2 has no holder since step 1"
+    waits = "waiting: stage 2 has no holder since step 1; recovery.policy none waits until one that kept its state is back"
+    assert lost.next(1e6) == Next(waits)
 
 
-def test_stage_0_without_a_copy_is_never_invented() -> None:
-    lost = Lost(0)
+@pytest.mark.parametrize(
+    ("copies", "why"), [(0, "recovery.embedding_copies is 0"), (2, "its copies (recovery.embedding_copies 2)")]
+)
+def test_stage_0_without_a_copy_is_never_invented_and_ends_the_run(copies: int, why: str) -> None:
+    lost = Lost(0, manifest=a_run(embedding_copies=copies))
     lost.wish()
     lost.next(0.0)
-    assert "is not made of other stages" in lost.next(1e6).sentence
+    assert "may come back" in lost.next(9.9).sentence
+    end = lost.next(10.0)
+    assert end.is_end
+    assert end.record is None
+    assert "the run ends at step 1: stage 0 is lost" in end.sentence
+    assert why in end.sentence
+
+
+def test_a_holder_of_stage_0_that_is_back_in_time_or_at_the_last_moment_saves_the_run() -> None:
+    lost = Lost(0)
+    state = lost.chain.state_ids[0]
+    lost.next(0.0)
+    lost.wish(Member("lead", 1), kept=(Kept(0, state, "d"),))
+    record = lost.next(1e6).record
+    assert isinstance(record, Roster)
+    assert lost.chain.fits(record) == ""
+
+
+def test_block_stages_that_are_all_lost_end_the_run_and_one_that_is_left_does_not() -> None:
+    every = Lost(1, 2, 3, 4)
+    every.wish()
+    every.next(0.0)
+    assert every.next(9.9).is_end is False
+    assert "all block stages are lost" in every.next(10.0).sentence
+    assert every.next(10.0).is_end
+    assert Lost(1, 2, 4).rebuild(20.0).stage == 1
+
+
+def test_without_a_policy_or_a_commit_nothing_ends() -> None:
+    for lost in (Lost(0, manifest=a_run(policy="none")), Lost(0, steps=0), Lost(1, 2, 3, 4, steps=0)):
+        lost.next(0.0)
+        assert not lost.next(1e6).is_end
+        assert not lost.next(1e6).record
+
+
+def test_there_is_a_lapse_for_the_last_word_of_a_newcomer_even_without_grace() -> None:
+    lost = Lost(0, manifest=a_run(rebuild_grace_s=0.0))
+    lost.next(0.0)
+    assert not lost.next(lost.manifest.timing.lapse_s - 0.1).is_end
+    assert lost.next(lost.manifest.timing.lapse_s).is_end
 
 
 # ---- while it is made ----

@@ -47,7 +47,7 @@ class Handover:
     def stages(self) -> list[int]:
         """Stages whose only holders want to go: no step is opened until somebody else holds them."""
         stages = range(self._manifest.num_stages) if self.leaving else ()
-        return [s for s in stages if self._chain.holders(s) and all(x.member in self.leaving for x in self._chain.holders(s))]
+        return [s for s in stages if self.is_whole(s) and all(x.member in self.leaving for x in self._chain.holders(s))]
 
     def heir(self, stage: int) -> Member | None:
         """Who copies the stage now."""

@@ -170,7 +170,7 @@ class Membership:
     def _may_go(self, member: Member, gone: Sequence[Member], waited_s: float) -> bool:
         """Does somebody else hold each of its stages? A copy of the embedding may wait a little for its successor."""
         mine = [s for s in self._chain.seatings if s.member == member]
-        held = [s.stage for s in mine if s.role != "learner"]
+        held = [s.stage for s in mine if s.role != "learner" and self.handover.is_whole(s.stage)]
         if all(m in self.handover.leaving for m in self._chain.members()):
             return True
         if any(all(s.member in gone for s in self._chain.holders(stage)) for stage in held):
@@ -261,7 +261,7 @@ class Membership:
         """The only holder of a stage wants to go: somebody else copies its state. One heir each time: each has room for one."""
         for stage in self.handover.stages():
             heir = None
-            if self.handover.heir(stage) is None and self.handover.is_whole(stage):
+            if self.handover.heir(stage) is None:
                 heir = self.handover.heirs.choose(stage, self.spares(stage), self.handover.leaving)
             if heir:
                 return Changes((self._learner(stage, heir),))

@@ -313,6 +313,22 @@ def test_a_newcomer_that_dies_is_followed_by_the_next_one_without_another_grace(
     assert lost.chain.fits(again) == ""
 
 
+def test_a_newcomer_that_goes_before_it_holds_the_stage_is_kept_by_nothing() -> None:
+    lost = Lost(2)
+    lost.wish()
+    lost.decide(lost.rebuild(10.0))
+    lost.members.on_leave(NEW, "test", 11.0)
+    assert lost.members.handover.stages() == [], "it has nothing to hand over"
+    assert [s.member for s in lost.members.changes(11.0).leaves] == [NEW]
+    other = Lost(2)
+    other.wish()
+    other.decide(other.rebuild(10.0))
+    other.made(NEW, 2)
+    other.members.on_leave(NEW, "test", 11.0)
+    assert other.members.handover.stages() == [2]
+    assert [s.role for s in other.members.changes(11.0).joins] == ["learner"]
+
+
 def test_a_source_that_is_lost_meanwhile_makes_both_begin_again_of_the_survivors() -> None:
     lost = Lost(2)
     lost.wish()

@@ -21,9 +21,10 @@ from protocol.ids import PeerId, StateId
 from protocol.messages import Contact
 from protocol.records import Source
 
-AHEAD_RANGES = 24
-"""Mixed beyond what a newcomer has asked for: 12 MiB, a second of 100 Mbit/s. Less would leave the uplink idle while the
-newcomer's connection gets going; more would let the other averager have what the newcomer needs."""
+AHEAD_RANGES = 4
+"""Mixed beyond what a newcomer has asked for: what it asks next, and what must be on its way for what it asks then. So no more
+goes to the other averager than to the newcomer, whose connection is the younger one: with 12 or 24 it was starved at times, on
+the uplink that both share."""
 WAIT_S = 8.0
 """For a range that is not mixed yet; who asks gives up after ten."""
 MAX_PAUSE_S = 8.0

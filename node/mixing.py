@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from node.ahead import Ahead, Means, Part
 from node.ports import Clock, Donor, Neighbour, Neighbours, NotHeldError, PeerError, StageExecutor, StateFacts, StateRange
-from node.range_book import Rank
+from node.range_book import COPY_ELEMENTS, Rank
 from protocol.averaging import averagers, holds
 from protocol.commands import MixAhead
 from protocol.ids import PeerId, StateId
@@ -24,9 +24,6 @@ from protocol.records import Rebuild, Source
 from protocol.replays import Replay
 from protocol.sizes import stage_parameters
 
-MIXED_ELEMENTS = 1 << 17
-"""Of a range, half a MiB of weights: two links follow one another, and the second waits for a range to be through the first."""
-
 
 @dataclass(frozen=True, slots=True)
 class Mixer:
@@ -36,7 +33,7 @@ class Mixer:
     executor: StageExecutor
     neighbours: Neighbours
     clock: Clock
-    range_elements: int = MIXED_ELEMENTS
+    range_elements: int = COPY_ELEMENTS
     _aheads: dict[int, Ahead] = field(default_factory=dict)
     _failures: dict[PeerId, int] = field(default_factory=dict)
 
@@ -197,7 +194,7 @@ class RebuildSyllabus:
     stage: int
     state_id: StateId
     sources: tuple[Source, ...]
-    range_elements: int = MIXED_ELEMENTS
+    range_elements: int = COPY_ELEMENTS
 
     def donors(self, _stage: int) -> tuple[Contact, ...]:
         """Those that can mix, averagers first."""

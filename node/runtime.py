@@ -29,7 +29,7 @@ from node.ports import (
     StageExecutor,
     Update,
 )
-from node.range_book import COPY_ELEMENTS, WEIGHT_BYTES
+from node.range_book import WEIGHT_BYTES
 from node.reduce import Reducer
 from node.syllabus import ChainSyllabus
 from protocol.commands import (
@@ -363,7 +363,7 @@ class Runtime:
         donors = MixedDonors(ports.donors, self.mixer, self.state.config.member.peer, state_id)
         syllabus = RebuildSyllabus(self.state, stage, state_id, command.sources)
         means = Means(donors, ports.executor, syllabus, ports.clock, True, WEIGHT_BYTES * self.mixer.vectors, syllabus.rank)
-        await self._fill(stage, means, syllabus.range_elements)
+        await self._fill(stage, means)
 
     def _mix_ahead(self, command: MixAhead) -> None:
         task = self._mixing.pop(command.stage, None)
@@ -389,12 +389,12 @@ class Runtime:
         self._mixing.pop(stage).cancel()
         self.mixer.stop(stage)
 
-    async def _fill(self, stage: int, means: Means, range_elements: int = COPY_ELEMENTS) -> None:
+    async def _fill(self, stage: int, means: Means) -> None:
         """Donors are dialled while memory is taken: the executor does one thing after another, so the seat is there before
         anything is put in its place."""
         num_elements = sum(math.prod(shape) for _, shape in self.ports.executor.parameters(stage))
         heartbeat_s = self.state.config.manifest.timing.heartbeat_s
-        learner = Learner(stage, num_elements, means, heartbeat_s, self.dispatch, self._on_bad_donor, range_elements)
+        learner = Learner(stage, num_elements, means, heartbeat_s, self.dispatch, self._on_bad_donor)
         self._learners[stage] = learner
         async with asyncio.TaskGroup() as both:
             both.create_task(self._blank(stage), name=f"blank seat of stage {stage}")

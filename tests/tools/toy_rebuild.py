@@ -33,7 +33,7 @@ from tests.unit.test_protocol_members import commit
 
 LOST = 2
 HEARTBEAT_S = 1.0
-NUM_RANGES = 192
+NUM_RANGES = 96
 FRAME_BYTES = 4096
 ONE_WAY_S = 0.02
 REAL_S = 8.0

@@ -30,7 +30,8 @@ def regained(record: Record, before: Sequence[Seating], step: int) -> dict[int, 
     if isinstance(record, Commit):
         return {}
     if isinstance(record, Rebuild):
-        return {record.stage: Regain("recovery", record.joins[0].member.peer)} if record.joins else {}
+        made = [join.member.peer for join in record.joins if join.role == "active"]
+        return {record.stage: Regain("recovery", made[0])} if made else {}
     changed = {(s.stage, s.member) for s in (*record.leaves, *record.joins)}
     active = {s.stage for s in before if s.role == "active" and (s.stage, s.member) not in changed}
     roles = {(s.stage, s.member): s.role for s in before}

@@ -18,7 +18,7 @@ from node.sim.donors import MemoryDonors, MemoryLibrary
 from node.sim.loop import VirtualClock
 from node.sim.network import Network, Weather
 from node.sim.transport import MemoryNetwork, MemoryTransport
-from node.transport.config import TransportConfig
+from node.transport.config import Hooks, TransportConfig
 from protocol.commands import Exit
 from protocol.events import Event
 from protocol.ids import Member
@@ -78,6 +78,8 @@ class MemorySwarm:
     at_end: Callable[[SimNode], Awaitable[None]] | None = None
     watch: Callable[[SimNode, Event], None] | None = None
     """Sees what happens at each node before it is decided about."""
+    hooks: Hooks = field(default_factory=Hooks)
+    """Of every node's transport."""
     nodes: list[SimNode] = field(default_factory=list)
     _lives: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _runtimes: dict[str, Runtime] = field(default_factory=dict)
@@ -111,7 +113,7 @@ class MemorySwarm:
         manifest, peer = self.manifest, f"peer{index:03d}"
         pool = HandlePool()
         config = TransportConfig(manifest.run_id, peer, 1, listen=f"10.0.0.{index + 1}:1")
-        transport = MemoryTransport(network, config, pool, rng)
+        transport = MemoryTransport(network, config, pool, rng, self.hooks)
         member = Member(peer, 1)
         memory = self.memory_bytes.get(index, 0)
         state = NodeState(NodeConfig(manifest, member, peer, transport.address, index == 0, wish, memory))

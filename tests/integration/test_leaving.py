@@ -30,7 +30,7 @@ NUM_BLOCK_STAGES = 3
 STAGES = range(NUM_BLOCK_STAGES + 1)
 LEFT = 2
 """The stage whose holders go."""
-LAST_STEP = 150
+LAST_STEP = 80
 
 Digests = dict[tuple[int, int], set[str]]
 """Of weights, moments and optimizer age, by (stage, step)."""
@@ -114,18 +114,22 @@ def test_bits_are_those_of_an_undisturbed_run_when_a_newcomer_takes_over(tmp_pat
 # ---- nobody has room to compute it ----
 
 
-def sigterm(node: NodeProcess) -> None:
+def sigterm(_: Swarm, node: NodeProcess) -> None:
     node.send(signal.SIGTERM)
 
 
-def sigint(node: NodeProcess) -> None:
+def sigint(_: Swarm, node: NodeProcess) -> None:
     node.send(signal.SIGINT)
 
 
-def command(node: NodeProcess) -> None:
+def command(made: Swarm, node: NodeProcess) -> None:
+    """It takes a second to start: the run stands still meanwhile."""
+    organiser = Organiser(made)
+    organiser.order("pause")
     ended = regrow("leave", "--state-dir", node.state_dir)
     assert ended.code == 0, ended.err
     assert ended.out == "left\n"
+    organiser.order("resume")
 
 
 def launch_without_room(made: Swarm, path: Path) -> list[NodeProcess]:
@@ -146,9 +150,9 @@ def launch_without_room(made: Swarm, path: Path) -> list[NodeProcess]:
     return made.nodes
 
 
-def leave_and_park(made: Swarm, leaver: NodeProcess, leave: Callable[[NodeProcess], None]) -> NodeProcess:
+def leave_and_park(made: Swarm, leaver: NodeProcess, leave: Callable[[Swarm, NodeProcess], None]) -> NodeProcess:
     """The leaver goes, the run waits; returns whoever keeps its stage, with exactly what the leaver had."""
-    leave(leaver)
+    leave(made, leaver)
     ended(made, leaver)
     waits(made, made.nodes[0], f"stage {LEFT} is parked at", LIMIT_S)
     last = made.events(leaver, "committed")[-1]

@@ -41,7 +41,7 @@ def recipe(stage: int, whole: Collection[int], states: Sequence[str], weights: S
         one = above if below is None else below
         assert one is not None, "one of the two is there"
         return Recipe((Source(one, states[one], 1.0),), f"a copy of stage {one}, its only neighbour")
-    shares, why = _shares(weights[below] / (stage - below), weights[above] / (above - stage), manifest)
+    shares, why = _shares((weights[below], weights[above]), (stage - below, above - stage), manifest)
     sources = (Source(below, states[below], shares[0]), Source(above, states[above], shares[1]))
     return Recipe(sources, f"{shares[0]:.2f} of stage {below} and {shares[1]:.2f} of stage {above}{why}")
 
@@ -64,24 +64,26 @@ def beyond_recovery(lacking: Collection[int], step: int, manifest: Manifest) -> 
     return f"the run ends at step {step}: {why}. Start a new run, with more nodes for these stages"
 
 
-def _shares(low: float, high: float, manifest: Manifest) -> tuple[tuple[float, float], str]:
-    total = low + high
-    if not (math.isfinite(total) and low > 0 and high > 0):
-        return (0.5, 0.5), " (a gradient norm is missing, zero or not finite)"
-    why = "" if manifest.recovery.weighting == "gradient_norm" else f" ({manifest.recovery.weighting})"
-    return (low / total, 1.0 - low / total), why
+def _shares(weights: tuple[float, float], distances: tuple[int, int], manifest: Manifest) -> tuple[tuple[float, float], str]:
+    """By weight and nearness. A weight that says nothing makes both count alike, and that is said."""
+    how = manifest.recovery.weighting
+    why = "" if how == "gradient_norm" else f" ({how})"
+    if not (math.isfinite(sum(weights)) and min(weights) > 0):
+        weights, why = (1.0, 1.0), " (uniform: a gradient norm is missing, zero or not finite)"
+    low, high = (weight / distance for weight, distance in zip(weights, distances, strict=True))
+    return (low / (low + high), 1.0 - low / (low + high)), why
 
 
 def weights_of(squared_norms: Sequence[float], tokens: int, manifest: Manifest) -> list[float]:
-    """Weight of each stage by the last commit: its gradient's l2 norm per token, unclipped; by the paper's code clipped, plus
-    1e-4; or 1 for all. `squared_norms` is empty before the first commit."""
+    """Weight of each stage by the last commit: its gradient's l2 norm per token, unclipped; as in the paper's code clipped,
+    plus 1e-4; or 1 for all. 0 where there is no norm to speak of. `squared_norms` is empty before the first commit."""
     num_stages, how = manifest.num_stages, manifest.recovery.weighting
     if how == "uniform":
         return [1.0] * num_stages
     norms = [math.sqrt(max(0.0, x)) / max(1, tokens) for x in squared_norms] or [0.0] * num_stages
     if how == "gradient_norm_clipped":
         clip = manifest.optimizer.clip_norm or math.inf
-        return [min(norm, clip) + CLIPPED_EXTRA for norm in norms]
+        return [min(norm, clip) + CLIPPED_EXTRA if 0 < norm < math.inf else 0.0 for norm in norms]
     return norms
 
 

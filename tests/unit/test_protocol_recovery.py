@@ -110,8 +110,74 @@ def test_a_norm_that_says_nothing_makes_it_the_plain_mean_and_that_is_said(bad: 
 
 def test_the_papers_letter_is_available() -> None:
     clipped = a_run(weighting="gradient_norm_clipped")
-    assert weights_of([0.0, 100.0, 0.25], 1, clipped) == [CLIPPED_EXTRA, 1.0 + CLIPPED_EXTRA, 0.5 + CLIPPED_EXTRA]
+    assert weights_of([0.0, 100.0, 0.25], 1, clipped) == [0.0, 1.0 + CLIPPED_EXTRA, 0.5 + CLIPPED_EXTRA]
     assert weights_of([0.0, 100.0, 0.25, 0.0, 0.0], 1, a_run(weighting="uniform")) == [1.0] * 5
+
+
+NORMS = (7.0, 3.0, 2.0, 0.5, 4.0)
+"""Of stages 0..4 in the last step."""
+EXTRA = CLIPPED_EXTRA
+
+
+@pytest.mark.parametrize("policy", ["checkfree", "checkfree_plus"])
+@pytest.mark.parametrize(
+    ("weighting", "lost", "gone", "expected"),
+    [
+        ("gradient_norm", 2, {2}, {1: 3.0 / 3.5, 3: 0.5 / 3.5}),
+        ("gradient_norm", 3, {3}, {2: 2.0 / 6.0, 4: 4.0 / 6.0}),
+        ("gradient_norm_clipped", 2, {2}, {1: (1.0 + EXTRA) / (1.5 + 2 * EXTRA), 3: (0.5 + EXTRA) / (1.5 + 2 * EXTRA)}),
+        ("gradient_norm_clipped", 3, {3}, {2: 0.5, 4: 0.5}),
+        ("uniform", 2, {2}, {1: 0.5, 3: 0.5}),
+        ("gradient_norm", 1, {1}, {2: 1.0}),
+        ("gradient_norm_clipped", 4, {4}, {3: 1.0}),
+        ("uniform", 4, {4}, {3: 1.0}),
+        ("gradient_norm", 2, {2, 3}, {1: 3.0 / 5.0, 4: 2.0 / 5.0}),
+        ("gradient_norm", 3, {2, 3}, {1: 1.5 / 5.5, 4: 4.0 / 5.5}),
+        ("uniform", 3, {2, 3}, {1: 1 / 3, 4: 2 / 3}),
+        ("gradient_norm", 1, {1, 2}, {3: 1.0}),
+        ("gradient_norm", 1, {0, 1}, {2: 1.0}),
+        ("gradient_norm", 2, {1, 2, 3}, {4: 1.0}),
+        ("gradient_norm", 0, {0}, {}),
+        ("gradient_norm", 2, {1, 2, 3, 4}, {}),
+    ],
+)
+def test_every_row_of_the_ladder(policy: str, weighting: str, lost: int, gone: set[int], expected: dict[int, float]) -> None:
+    """The table of the design, in the run's own numbers: stage -> coefficient; none: it is refused."""
+    manifest = a_run(policy=policy, weighting=weighting)
+    weights = weights_of([norm**2 for norm in NORMS], 1, manifest)
+    made = recipe(lost, set(range(5)) - gone, list("abcde"), weights, manifest)
+    assert {s.stage: s.coefficient for s in made.sources} == pytest.approx(expected)
+    assert all(s.state_id == "abcde"[s.stage] for s in made.sources)
+    assert made.sentence
+
+
+@pytest.mark.parametrize("weighting", ["gradient_norm", "gradient_norm_clipped"])
+@pytest.mark.parametrize("squared", [[], [1.0, 0.0, 1.0, 1.0, 1.0], [1.0, math.inf, 1.0, 1.0, 1.0]])
+def test_without_a_norm_to_speak_of_both_count_alike_by_distance_and_that_is_said(weighting: str, squared: list[float]) -> None:
+    manifest = a_run(weighting=weighting)
+    made = recipe(2, {1, 4}, list("abcde"), weights_of(squared, 1, manifest), manifest)
+    assert [s.coefficient for s in made.sources] == pytest.approx([2 / 3, 1 / 3])
+    assert "uniform: a gradient norm is missing" in made.sentence
+
+
+def test_a_run_without_a_clip_weighs_by_the_norms_themselves() -> None:
+    manifest = a_run(weighting="gradient_norm_clipped")
+    free = manifest.model_copy(update={"optimizer": manifest.optimizer.model_copy(update={"clip_norm": 0.0})})
+    assert weights_of([0.0, 100.0], 1, free) == [0.0, 10.0 + CLIPPED_EXTRA]
+
+
+@pytest.mark.parametrize("policy", ["checkfree", "checkfree_plus"])
+def test_what_cannot_be_averaged_or_swapped_is_refused_at_the_start(policy: str) -> None:
+    blocks = {"num_hidden_layers": 5, "vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1}
+    model = blocks | {"num_key_value_heads": 1, "max_position_embeddings": 8}
+    with pytest.raises(ValueError, match="averages stages tensor by tensor"):
+        a_manifest(num_block_stages=4, policy=policy, model=model, blocks_per_stage=(2, 1, 1, 1))
+    assert a_manifest(num_block_stages=4, model=model, blocks_per_stage=(2, 1, 1, 1)).recovery.policy == "none"
+    if policy == "checkfree_plus":
+        with pytest.raises(ValueError, match="needs num_block_stages >= 4"):
+            a_manifest(num_block_stages=3, policy=policy)
+    with pytest.raises(ValueError, match="weighting"):
+        a_manifest(num_block_stages=4, recovery={"policy": policy, "weighting": "by_faith"})
 
 
 def adam(beta1: float = 0.9, beta2: float = 0.999, kind: str = "adamw") -> OptimizerSection:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from itertools import chain
 
-from node.pace import Pace
+from node.pace import Flight, Pace
 from node.ports import BusyError, Clock, Neighbour, Neighbours, PeerError
 from node.waiting import first_fault, wait_for_news
 from protocol.commands import MixAhead
@@ -172,26 +172,29 @@ class Ahead:
         return next((part for part in chain(self._extras, share) if part not in self._taken), None)
 
     def _send_for(self, part: tuple[int, int], neighbour: Neighbour, pace: Pace, hands: asyncio.TaskGroup) -> None:
-        pace.ask(self.means.clock.monotonic())
+        flight = pace.ask(self.means.clock.monotonic())
         self._taken.add(part)
 
         def done(_: asyncio.Task[None]) -> None:
             self._taken.discard(part)
-            pace.end(self.means.clock.monotonic())
+            flight.over(self.means.clock.monotonic())
             self.wake()
 
         name = f"mix elements {part[0]} of stage {self.command.stage}"
-        hands.create_task(self._mix(part, neighbour, pace), name=name).add_done_callback(done)
+        hands.create_task(self._mix(part, neighbour, flight), name=name).add_done_callback(done)
 
-    async def _mix(self, part: tuple[int, int], neighbour: Neighbour, pace: Pace) -> None:
+    async def _mix(self, part: tuple[int, int], neighbour: Neighbour, flight: Flight) -> None:
         (first, count), began = part, self.means.clock.monotonic()
         try:
             theirs = await self.means.fetch(neighbour, self.other, first, count)
         except BusyError:
-            if not pace.yields():
+            if not flight.pace.yields():
                 raise
             return
-        pace.answered(theirs.num_bytes, self.means.clock.monotonic() - began)
+        now = self.means.clock.monotonic()
+        flight.pace.answered(theirs.num_bytes, now - began)
+        flight.land(now)
+        self.wake()
         self.num_fetched += 1
         mixed = await self.means.mix(first, count, theirs)
         self._failures.clear()

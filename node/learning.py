@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from node.pace import Pace
+from node.pace import Flight, Pace
 from node.ports import (
     BusyError,
     Clock,
@@ -197,15 +197,15 @@ class Learner:
 
     def _send_for(self, errand: Errand, source: Donor, hands: asyncio.TaskGroup) -> None:
         pace = self._tally(errand.peer).pace
-        pace.ask(self.means.clock.monotonic())
+        flight = pace.ask(self.means.clock.monotonic())
 
         def done(_: asyncio.Task[None]) -> None:  # also of a task that was cancelled before it began
             self._book.give_back(errand)
-            pace.end(self.means.clock.monotonic())
+            flight.over(self.means.clock.monotonic())
             self.wake()
 
         name = f"elements {errand.part.first} of stage {self.stage} from {errand.peer[-8:]}"
-        hands.create_task(self._do(errand, source), name=name).add_done_callback(done)
+        hands.create_task(self._do(errand, source, flight), name=name).add_done_callback(done)
 
     def _next_errand(self, peer: PeerId) -> Errand | None:
         tally, now = self._tally(peer), self.means.clock.monotonic()
@@ -252,11 +252,11 @@ class Learner:
             self._leads[key] = self.means.syllabus.replays(self.stage, *key)
         return self._leads[key]
 
-    async def _do(self, errand: Errand, source: Donor) -> None:
+    async def _do(self, errand: Errand, source: Donor, flight: Flight) -> None:
         """Fetch what the errand wants, and put it in place."""
         tally = self._tally(errand.peer)
         try:
-            found = await self._fetch(errand, source, tally)
+            found = await self._fetch(errand, source, flight)
         except NotHeldError:
             now = self.means.clock.monotonic()
             tally.quiet_until = now + self.heartbeat_s / POLLS_PER_HEARTBEAT
@@ -276,13 +276,16 @@ class Learner:
         self._num_bytes += errand.num_bytes
         tally.failures = tally.misses = 0
 
-    async def _fetch(self, errand: Errand, source: Donor, tally: Tally) -> StateRange:
+    async def _fetch(self, errand: Errand, source: Donor, flight: Flight) -> StateRange:
         part, replay, began = errand.part, errand.replay, self.means.clock.monotonic()
         if replay is None:
             found = await source.state_range(self.stage, part.first, part.count)
         else:
             found = await source.gradient_range(self.stage, replay.state_id, part.first, part.count)
-        tally.pace.answered(errand.num_bytes, self.means.clock.monotonic() - began)
+        now = self.means.clock.monotonic()
+        flight.pace.answered(errand.num_bytes, now - began)
+        flight.land(now)
+        self.wake()
         return found
 
     async def _put(self, errand: Errand, found: StateRange) -> None:

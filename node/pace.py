@@ -18,6 +18,31 @@ MAX_IN_FLIGHT = 4
 """12 MiB of state: 40 MB/s over links of 150 ms one way. A donor serves eight requests at once, of all who ask."""
 
 
+MAX_HELD = 2 * MAX_IN_FLIGHT
+"""Requests whose answers are on their way or have yet to be put in place."""
+
+
+@dataclass(slots=True)
+class Flight:
+    """One request. Both may be called more than once."""
+
+    pace: Pace
+    landed: bool = False
+    is_over: bool = False
+
+    def land(self, now: float) -> None:
+        """The answer is here, or there will be none."""
+        if not self.landed:
+            self.landed = True
+            self.pace.end(now)
+
+    def over(self, now: float) -> None:
+        """Nothing is held of it any more."""
+        self.land(now)
+        self.pace.num_held -= not self.is_over
+        self.is_over = True
+
+
 @dataclass(slots=True)
 class Pace:
     """Of one donor. Times in seconds of one monotonic clock."""
@@ -25,6 +50,7 @@ class Pace:
     num_bytes: int = 0
     num_answers: int = 0
     in_flight: int = 0
+    num_held: int = 0
     _most: int = MAX_IN_FLIGHT
     _busy_s: float = 0.0
     _recent_bytes: float = 0.0
@@ -46,7 +72,7 @@ class Pace:
     @property
     def has_room(self) -> bool:
         """Is one more request of use?"""
-        return self.in_flight < min(self._most, self._wanted())
+        return self.in_flight < min(self._most, self._wanted()) and self.num_held < MAX_HELD
 
     def _wanted(self) -> int:
         if not self.num_bytes:
@@ -55,14 +81,16 @@ class Pace:
         answers = self._shortest_s * rate * self.num_answers / self.num_bytes
         return max(MIN_IN_FLIGHT, 1 + math.ceil(answers))
 
-    def ask(self, now: float) -> None:
+    def ask(self, now: float) -> Flight:
         """A request goes out."""
         if not self.in_flight:
             self._since = now
         self.in_flight += 1
+        self.num_held += 1
+        return Flight(self)
 
     def end(self, now: float) -> None:
-        """A request has ended, well or not."""
+        """A request has ended, well or not (`Flight.land`)."""
         self._busy_s += now - self._since
         self._recent_s += now - self._since
         self._since = now

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import pytest
 
-from node.pace import MAX_IN_FLIGHT, MIN_IN_FLIGHT, Pace
+from node.pace import MAX_HELD, MAX_IN_FLIGHT, MIN_IN_FLIGHT, Flight, Pace
 
 SIZE = 1_000_000
 
 
-def asked(pace: Pace, until: float) -> int:
+def asked(pace: Pace, now: float) -> list[Flight]:
     """Ask for as much as is of use."""
-    before = pace.in_flight
+    flights = []
     while pace.has_room:
-        pace.ask(until)
-    return pace.in_flight - before
+        flights.append(pace.ask(now))
+    return flights
 
 
 def over_a_link(round_trip_s: float, rate: float, num_answers: int = 40) -> Pace:
     """Answers of a donor whose link brings them one after another."""
     pace, now, free_at = Pace(), 0.0, 0.0
-    queue: list[tuple[float, float]] = []
+    queue: list[tuple[float, float, Flight]] = []
     for _ in range(num_answers):
-        for _ in range(asked(pace, now)):
+        for flight in asked(pace, now):
             free_at = max(free_at, now + round_trip_s) + SIZE / rate
-            queue.append((now, free_at))
-        began, now = queue.pop(0)
+            queue.append((now, free_at, flight))
+        began, now, first = queue.pop(0)
         pace.answered(SIZE, now - began)
-        pace.end(now)
+        first.over(now)
     return pace
 
 
@@ -45,21 +45,34 @@ def test_as_many_as_the_round_trip_is_long(round_trip_s: float, rate: float, in_
 
 def test_a_busy_donor_is_asked_for_less_unless_nothing_else_is_in_flight() -> None:
     pace = Pace()
-    pace.ask(0.0)
+    one = pace.ask(0.0)
     assert not pace.yields(), "that one is all that was asked for"
-    pace.ask(0.0)
+    other = pace.ask(0.0)
     assert pace.yields()
-    pace.end(1.0)
+    one.over(1.0)
     assert not pace.has_room
-    pace.end(2.0)
-    assert asked(pace, 3.0) == 1
+    other.over(2.0)
+    assert len(asked(pace, 3.0)) == 1
 
 
 def test_time_counts_once_however_many_wait() -> None:
     pace = Pace()
-    for now in (0.0, 1.0):
-        pace.ask(now)
-    for now in (2.0, 4.0):
+    flights = [pace.ask(now) for now in (0.0, 1.0)]
+    for now, flight in zip((2.0, 4.0), flights, strict=True):
         pace.answered(SIZE, 2.0)
-        pace.end(now)
+        flight.land(now)
+        flight.over(now + 10.0)
     assert (pace.rate, pace.answer_s) == (SIZE / 2, 2.0)
+
+
+def test_what_has_landed_makes_room_but_not_for_any_number() -> None:
+    """An answer that waits to be put in place keeps nobody from asking for the next; many of them do."""
+    pace, flights = Pace(), []
+    while pace.has_room:
+        flights.append(pace.ask(0.0))
+        flights[-1].land(0.0)
+    assert (len(flights), pace.in_flight) == (MAX_HELD, 0)
+    for _ in range(2):
+        flights[0].over(1.0)
+    assert pace.num_held == MAX_HELD - 1
+    assert pace.has_room

@@ -15,8 +15,7 @@ from protocol.recovery import Next, Recovery
 from protocol.sizes import PROCESS_BYTES, need_bytes, seat_bytes, state_bytes
 from protocol.view import View
 from tests.tools.core import BALLOT, LEAD
-from tests.unit.test_protocol_members import a_chain as a_plain_chain
-from tests.unit.test_protocol_members import apply
+from tests.unit.test_protocol_members import a_chain, apply
 from tests.unit.test_protocol_recovery import a_run
 
 LEAVER = Member("p2.0", 1)
@@ -29,7 +28,7 @@ class Leaving:
 
     def __init__(self, beside: int, manifest: Manifest | None = None, *more: Seating) -> None:
         self.manifest = manifest or a_run()
-        self.chain: Chain = a_plain_chain(self.manifest, *more)
+        self.chain: Chain = a_chain(self.manifest, *more)
         self.members = Membership(self.manifest, self.chain)
         self.recovery = Recovery(self.manifest, LEAD, self.chain, View(1.0), self.members)
         self.now = 10.0
@@ -252,3 +251,69 @@ def test_weights_that_nobody_gives_are_refused(change: dict[str, object]) -> Non
     record = weights_alone(run)
     wrong = Rebuild(**{name: getattr(record, name) for name in Rebuild.__dataclass_fields__} | change)
     assert run.chain.fits(wrong)
+
+
+# ---- relief and handing over ----
+
+
+def test_a_second_seat_is_given_up_when_somebody_else_serves_the_stage() -> None:
+    manifest = a_run()
+    chain = a_chain(manifest)
+    second, newcomer = Seating(2, Member("p1.0", 1), "active"), Seating(2, NEW, "active")
+    chain.append(Roster(chain.head, 1, (second, newcomer), tuple(chain.active(2)), (LEAD,)), ())
+    members = Membership(manifest, chain)
+    changes = members.changes(1.0)
+    assert changes.leaves == (second,)
+    apply(chain, changes, members)
+    assert not members.changes(2.0)
+
+
+def test_a_second_seat_at_stage_0_goes_back_to_being_a_copy() -> None:
+    manifest = a_run(embedding_copies=1)
+    chain = a_chain(manifest)
+    shared, newcomer = Seating(0, Member("p1.0", 1), "active"), Seating(0, NEW, "active")
+    chain.append(Roster(chain.head, 1, (shared, newcomer), tuple(chain.active(0)), (Member("p1.0", 1),)), ())
+    changes = Membership(manifest, chain).changes(1.0)
+    assert [(s.stage, s.member.peer, s.role) for s in changes.joins] == [(0, "p1.0", "passive")]
+
+
+def test_the_last_holder_hands_its_stage_to_a_spare_and_then_goes() -> None:
+    manifest = a_run()
+    chain = a_chain(manifest)
+    members = Membership(manifest, chain)
+    leaver = Member("p2.0", 1)
+    members.on_leave(leaver, "test", 1.0)
+    members.on_wish(Wish(NEW, -1, "n", "x:1", 0))
+    assert members.handover.stages() == [2]
+    heir = members.changes(2.0)
+    assert [(s.stage, s.member, s.role) for s in heir.joins] == [(2, NEW, "learner")]
+    members.gathering.leave(NEW)
+    apply(chain, heir, members)
+    assert not members.changes(3.0)
+    members.on_learning(NEW, Learning(BALLOT, 2, chain.state_ids[2], "d", 0.0), 4.0)
+    raised = members.changes(4.0)
+    assert [(s.stage, s.role) for s in raised.joins] == [(2, "active")], "nobody is left to compare its bits with"
+    apply(chain, raised, members)
+    assert members.handover.stages() == []
+    assert [s.member for s in members.changes(5.0).leaves] == [leaver]
+
+
+def test_a_spare_without_the_memory_inherits_nothing() -> None:
+    manifest = a_run()
+    chain = a_chain(manifest)
+    members = Membership(manifest, chain)
+    members.on_leave(Member("p2.0", 1), "test", 1.0)
+    members.on_wish(Wish(Member("tiny", 1), -1, "n", "x:1", 1))
+    assert members.spares(2) == []
+    assert members.changes(2.0).joins[0].member.peer == "p1.0", "the nearest member takes it instead"
+
+
+def test_without_a_spare_a_neighbour_takes_it_too_and_where_all_go_nobody_waits() -> None:
+    manifest = a_run()
+    chain = a_chain(manifest)
+    members = Membership(manifest, chain)
+    members.on_leave(Member("p2.0", 1), "test", 1.0)
+    assert members.changes(2.0).joins[0].member.peer == "p1.0"
+    for member in chain.members():
+        members.on_leave(member, "test", 3.0)
+    assert len(members.changes(3.0).leaves) == len(chain.seatings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def test_a_stage_of_the_preset_regrows(tmp_path: Path) -> None:
 
         seat = wait_for("the newcomer trains", back, LIMIT_S, made.situation)
         living = crowd.living()
-        assert end_all_at_once(living) == [0] * len(living)
+        assert end_all_at_once(living, signal.SIGKILL) == [128 + signal.SIGKILL] * len(living)
         provenance, losses = seat["provenance"], crowd.losses()
         assert provenance["rung"] == "recovery"
         assert [source["stage"] for source in provenance["sources"]] == SOURCES

@@ -2,8 +2,8 @@
 
 Each TUN descriptor is a peer's access link. A packet read there comes out at the peer whose number its destination address
 ends in: when both links have had time for it, and a delay later. TUN's offload is on: the kernel hands over, and takes, up to
-64 kB of a TCP stream at once, with a header that says in which packets it would have gone; they are charged as those. So 10 % of
-a core carry a flow of 100 Mbit/s; what is not modelled is that the packets of a bundle arrive together.
+64 kB of a TCP stream at once, with a header that says in which packets it would have gone; they are charged as those. A tenth
+of a core carries 100 Mbit/s; what is not modelled is that the packets of a bundle arrive together.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def test_a_newcomer_takes_a_middle_stage_that_its_neighbours_rebuilt(tmp_path: P
 @pytest.mark.full
 @pytest.mark.timeout(240)
 def test_a_neighbour_takes_a_second_seat_until_somebody_comes(tmp_path: Path) -> None:
-    path = a_run(tmp_path, 3, recovery__policy="checkfree", recovery__newcomer_wait_s=0.0)
+    path = a_run(tmp_path, 3, recovery__policy="checkfree", recovery__newcomer_wait_s=0.0, recovery__moments="averaged")
     with swarm(tmp_path) as made:
         nodes = made.launch(path, num_block_stages=3)
         made.wait_step(5, LIMIT_S)
@@ -110,6 +110,8 @@ def test_a_neighbour_takes_a_second_seat_until_somebody_comes(tmp_path: Path) ->
         held = [node for node in nodes if node is not nodes[3] and seat_of(made, node, 3)]
         assert len(held) == 1, made.situation()
         assert [s["stage"] for s in seat_of(made, held[0], 3)["provenance"]["sources"]] == [2], "S_N: a copy of its neighbour"
+        regrown = seat_of(made, held[0], 3)
+        assert regrown["optimizer_age"] == regrown["step"], "with the moments of its neighbour"
         newcomer = made.join(made.running(nodes[0]).invite, name="newcomer")
 
         def actives(node: NodeProcess) -> list[int]:

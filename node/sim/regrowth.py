@@ -125,7 +125,10 @@ class Regrowth:
             first = self.rng.randint(1, last - 1)
             return [first, first + 1]
         most = (self.num_stages - 1) // 2
-        return self.rng.sample(range(self.num_stages), self.rng.randint(1, most))
+        lost = self.rng.sample(range(self.num_stages), self.rng.randint(1, most))
+        if {0, 1, last} <= set(lost):
+            lost.remove(1)  # stage 0 with both of its copies: then the run is over, see test_protocol_end
+        return lost
 
     def _strike(self, lost: list[int]) -> None:
         """The first one is hit in its phase; the others with it, or later, in the grace or the handover."""

@@ -41,6 +41,7 @@ from protocol.commands import (
     Discard,
     DropSeat,
     Exit,
+    GoOn,
     Introduce,
     KeepGradients,
     Learn,
@@ -61,6 +62,7 @@ from protocol.events import (
     CommandFailed,
     ComputeDone,
     Event,
+    Learned,
     LeasesSeen,
     LeaveAsked,
     MessageReceived,
@@ -189,6 +191,7 @@ class Runtime:
             CreateSeat: lambda c: self._spawn(self._create(c), f"create stage {c.stage}"),
             Learn: self._learn,
             Regrow: self._regrow,
+            GoOn: lambda c: self._spawn(self._go_on(c), f"go on with stage {c.stage}"),
             MixAhead: self._mix_ahead,
             StopMixing: lambda c: self._stop_mixing(c.stage),
             StopLearning: lambda c: self._stop_learning(c.stage),
@@ -352,6 +355,11 @@ class Runtime:
     async def _study(self, stage: int) -> None:
         means = Means(self.ports.donors, self.ports.executor, ChainSyllabus(self.state), self.ports.clock)
         await self._fill(stage, means)
+
+    async def _go_on(self, c: GoOn) -> None:
+        """Nothing moves: the state is here."""
+        facts = (c.stage, c.state_id, c.step, c.digest, c.optimizer_age, c.lr_factor, c.generation)
+        self.dispatch(Learned(*facts, donors=(), num_bytes=0, seconds=0.0))
 
     def _regrow(self, command: Regrow) -> None:
         self._stop_learning(command.stage)

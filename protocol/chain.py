@@ -20,6 +20,7 @@ from protocol.records import (
     Source,
     genesis_id,
     is_fork,
+    is_older_copy,
     is_weights_alone,
     record_id,
 )
@@ -94,11 +95,24 @@ class Chain:
         made = [s for s in rebuild.joins if (s.stage, s.role, s.generation) == (stage, "active", rebuild.generation)]
         if not made or (len(made) < len(rebuild.joins) and not is_weights_alone(rebuild)):
             return f"it does not seat active replicas of stage {stage}, generation {rebuild.generation}"
-        wrong = self._givers_fit(rebuild) if is_weights_alone(rebuild) else self._sources_fit(rebuild)
+        if is_older_copy(rebuild):
+            wrong = self._older_fits(rebuild)
+        else:
+            wrong = self._givers_fit(rebuild) if is_weights_alone(rebuild) else self._sources_fit(rebuild)
         if wrong:
             return wrong
         leaves = tuple(s for s in self.seatings if s.stage == stage)
         return self._roster_fits(Roster(rebuild.parent, rebuild.step, rebuild.joins, leaves, rebuild.voters))
+
+    def _older_fits(self, rebuild: Rebuild) -> str:
+        """Had the stage that state, not too long ago? Who knows of fewer steps than that cannot tell."""
+        most, stage = self._manifest.recovery.stale_max_steps, rebuild.stage
+        source = rebuild.sources[0]
+        if self.holders(stage) or len(rebuild.joins) != 1 or source.coefficient != 1.0 or not most:
+            return f"stage {stage} does not go on from {source} at {len(rebuild.joins)} nodes"
+        known = list(self.past)[-most:]
+        is_known = any(past.parents[stage] == source.state_id for past in known)
+        return "" if is_known or len(known) < min(most, self.step) else f"stage {stage} had no such state: {source}"
 
     def _givers_fit(self, rebuild: Rebuild) -> str:
         """Do those give the stage's own weights that hold them now?"""

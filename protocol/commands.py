@@ -95,6 +95,19 @@ class Regrow:
 
 
 @dataclass(frozen=True, slots=True)
+class GoOn:
+    """The state that the node has of the stage is its newest one again, under this name. Outcome: Learned, of no bytes."""
+
+    stage: int
+    state_id: StateId
+    step: int
+    digest: str
+    optimizer_age: int
+    lr_factor: float
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class MixAhead:
     """Mix share number `part` of `parts` equal ones of a lost stage, and keep it for the newcomer. Ranges that are mixed of the
     same sources already are kept too. No outcome; ends with StopMixing."""
@@ -222,6 +235,7 @@ Command = (
     | CreateSeat
     | Learn
     | Regrow
+    | GoOn
     | MixAhead
     | StopMixing
     | StopLearning

@@ -423,10 +423,11 @@ class Coordinator:
             self._send_decide(peer, proposal.record, proposal.shares)
 
     def _send_decide(self, peer: PeerId, record: Record, shares: tuple[Share, ...]) -> None:
-        """With the shares that concern the peer. Voters keep all of them, for those that ask for the record later."""
+        """With the shares that concern the peer; who is not on the roster (any more) may have had a part in any. Voters keep
+        all of them, for those that ask for the record later."""
         mine = {s.stage for s in self._chain.seatings if s.member.peer == peer}
         voters = {self._me.peer, *(v.peer for v in self._chain.voters)}
-        kept = shares if peer in voters else tuple(s for s in shares if s.stage in mine)
+        kept = shares if peer in voters or not mine else tuple(s for s in shares if s.stage in mine)
         seated = [] if isinstance(record, Commit) else [s.member.peer for s in record.joins]
         self._send(peer, Decide(self.ballot, record, kept, contacts_of(list(dict.fromkeys(seated)), self.addresses)))
 

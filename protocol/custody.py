@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from protocol.chain import Chain
-from protocol.commands import Command, CreateSeat, DropSeat, KeepGradients, Learn, Note, Regrow, Say, StopLearning
+from protocol.commands import Command, CreateSeat, DropSeat, GoOn, KeepGradients, Learn, Note, Regrow, Say, StopLearning
 from protocol.events import Learned, LearningGoesOn, SeatCreated
-from protocol.ids import Ballot, PeerId
+from protocol.ids import Ballot, PeerId, StateId
 from protocol.manifest import Manifest
 from protocol.messages import Kept, Learning, Message
-from protocol.records import Rebuild, Seating, is_weights_alone
+from protocol.records import Rebuild, Seating, is_older_copy, is_weights_alone
 from protocol.rungs import Rung
 from protocol.seat import Seat, SeatPhase, SeatState
 
@@ -83,8 +83,11 @@ class Custody:
             self._tell_provenance(seat)
 
     def regrow(self, join: Seating, rebuild: Rebuild) -> None:
-        """This node is to hold a stage that is made of others."""
+        """This node is to hold a stage that is made of others, or that goes on from the state that it kept."""
         stage, state_id = join.stage, self._chain.state_ids[join.stage]
+        if is_older_copy(rebuild):
+            self._go_on(join, rebuild)
+            return
         manifest = self._manifest
         state = SeatState(stage, join.role, rebuild.generation, "", lr_factor=manifest.recovery.lr_factor)
         state.provenance = {
@@ -103,11 +106,41 @@ class Custody:
             ]
         )
 
+    def _kept_of(self, rebuild: Rebuild) -> Seat | None:
+        """What this node kept, if the stage goes on from just that, here."""
+        mine = is_older_copy(rebuild) and rebuild.joins[0].member.peer == self._me
+        return self._kept_as(rebuild.stage, rebuild.sources[0].state_id) if mine else None
+
+    def _kept_as(self, stage: int, state_id: StateId) -> Seat | None:
+        """What is kept of the stage, if it is whole and this state."""
+        seat = self._kept.get(stage)
+        return seat if seat and seat.phase is SeatPhase.IDLE and seat.state.state_id == state_id else None
+
+    def _go_on(self, join: Seating, rebuild: Rebuild) -> None:
+        """Without what was kept (any more) the seat stays empty, and the coordinator is told that it is lost."""
+        seat, stage = self._kept_of(rebuild), rebuild.stage
+        if seat is None:
+            return
+        self.seats[stage] = self._kept.pop(stage)
+        state, seat.phase = seat.state, SeatPhase.LEARNING
+        behind = rebuild.step - state.step
+        state.role = join.role
+        state.provenance = {"rung": "older_copy", "source": state.state_id, "steps_behind": behind, "step": rebuild.step}
+        again = self._chain.state_ids[stage]
+        self._emit_all(
+            [
+                Note("granted", {"stage": stage, "role": join.role, "generation": rebuild.generation}),
+                Say(f"holding stage {stage} ({join.role}) again, with the state of {behind} steps ago"),
+                GoOn(stage, again, rebuild.step, state.digest, state.optimizer_age, state.lr_factor, rebuild.generation),
+            ]
+        )
+
     def give_way(self, rebuild: Rebuild) -> None:
         """The stage begins anew elsewhere, or here with another state: what is held of it is of no use, unless this node gives
         it its weights."""
         stage = rebuild.stage
-        self.forget_kept(stage)
+        if not self._kept_of(rebuild):
+            self.forget_kept(stage)
         gives = any(s.role == "parked" and s.member.peer == self._me for s in rebuild.joins)
         if gives and stage in self.seats:
             self.seats[stage].state.role = "parked"
@@ -160,13 +193,17 @@ class Custody:
         state = seat.state
         state.state_id, state.digest, state.step = event.state_id, event.digest, event.step
         state.optimizer_age, state.lr_factor, state.generation = event.optimizer_age, event.lr_factor, event.generation
-        if state.provenance["rung"] != "recovery":
+        if state.provenance["rung"] not in ("recovery", "older_copy"):
             state.provenance = {"rung": "copy", "state_id": event.state_id, "step": event.step}
-        state.provenance |= {"from": list(event.donors), "bytes": event.num_bytes, "transfer_s": event.seconds}
-        fields = {"what": f"stage {event.stage}", "bytes": event.num_bytes, "from": list(event.donors), "to": self._me}
-        self._emit(Note("transfer", fields | {"s": event.seconds, "step": event.step, "state_id": event.state_id}))
+        if event.donors:
+            self._tell_transfer(seat, event)
         self._tell_leader(Learning(ballot, event.stage, event.state_id, event.digest, 0.0))
         self._end_learning(seat)
+
+    def _tell_transfer(self, seat: Seat, event: Learned) -> None:
+        seat.state.provenance |= {"from": list(event.donors), "bytes": event.num_bytes, "transfer_s": event.seconds}
+        fields = {"what": f"stage {event.stage}", "bytes": event.num_bytes, "from": list(event.donors), "to": self._me}
+        self._emit(Note("transfer", fields | {"s": event.seconds, "step": event.step, "state_id": event.state_id}))
 
     def leave_seat(self, stage: int) -> None:
         """The swarm decided to go on without this node's seat. Who is off the roster may be back in time with its state; a
@@ -174,18 +211,43 @@ class Custody:
         seat = self.seats.get(stage)
         if seat is None:
             return
-        if seat.attempt and seat.settled:
-            self._emit_all(seat.void())
-        is_off = self._chain.member_of(self._me) is None
-        if is_off and seat.phase is SeatPhase.IDLE and seat.state.state_id == self._chain.state_ids[stage]:
-            self._kept[stage] = self.seats.pop(stage)
+        if self._chain.member_of(self._me) is None:
+            self.set_aside(seat)
         else:
             self.drop(seat)
         self._emit(Say(f"stage {stage} is not held here any more: the roster goes on without this node"))
 
+    def set_aside(self, seat: Seat) -> None:
+        """The seat takes no part any more; its state is kept for a while."""
+        if seat.attempt and seat.settled:
+            self._emit_all(seat.void())
+        if seat.phase in (SeatPhase.IDLE, SeatPhase.APPLYING) and seat.state.digest and not self._is_stale(seat):
+            self._kept[seat.state.stage] = self.seats.pop(seat.state.stage)
+        else:
+            self.drop(seat)
+
+    def _is_stale(self, seat: Seat) -> bool:
+        """Would the swarm not go back to that state? Generations fence: a stage that was rebuilt since is another."""
+        if seat.state.state_id == self._chain.state_ids[seat.state.stage]:
+            return False
+        same = seat.state.generation == self._chain.generations[seat.state.stage]
+        return not same or self._chain.step - seat.state.step > self._manifest.recovery.stale_max_steps
+
+    def applying(self, stage: int) -> Seat | None:
+        """The seat, kept ones among them, whose update is being applied."""
+        seat = self.seats.get(stage) or self._kept.get(stage)
+        return seat if seat and seat.phase is SeatPhase.APPLYING else None
+
+    def forget_stale(self) -> None:
+        """A step was committed. Memory for what is kept is there as long as nothing else is held."""
+        for stage, seat in tuple(self._kept.items()):
+            if self.seats or self._is_stale(seat):
+                self.forget_kept(stage)
+
     def kept(self) -> tuple[Kept, ...]:
-        """Exact states without a seat, as long as they are the newest: the swarm may be glad of them."""
-        return tuple(Kept(stage, seat.state.state_id, seat.state.digest) for stage, seat in sorted(self._kept.items()))
+        """Exact states without a seat, of the last steps: the swarm may be glad of them."""
+        whole = [seat.state for _, seat in sorted(self._kept.items()) if seat.phase is SeatPhase.IDLE]
+        return tuple(Kept(state.stage, state.state_id, state.digest) for state in whole)
 
     def forget_kept(self, *stages: int) -> None:
         """What is kept without a seat, of these stages or of all, is of no use any more."""
@@ -195,8 +257,8 @@ class Custody:
 
     def _take_up_again(self, join: Seating) -> bool:
         """The seat is granted to the one that has its state already: a holder that came back in time."""
-        seat = self._kept.get(join.stage)
-        if seat is None or join.role == "learner" or seat.state.state_id != self._chain.state_ids[join.stage]:
+        seat = self._kept_as(join.stage, self._chain.state_ids[join.stage])
+        if seat is None or join.role == "learner":
             return False
         self.seats[join.stage] = self._kept.pop(join.stage)
         seat.state.role, seat.state.generation = join.role, join.generation

@@ -162,6 +162,9 @@ class RecoverySection(Section):
     lr_factor_decay_steps: int = Field(
         0, ge=0, le=1_000_000, description="Steps over which that factor falls back to 1, linearly; 0 = it stays."
     )
+    stale_max_steps: int = Field(
+        50, ge=0, le=64, description="A lost stage rather goes on from a state of its own that is at most so many steps old."
+    )
     newcomer_wait_s: float = Field(
         5.0, ge=0, description="Seconds until a neighbour takes a second seat for want of a newcomer."
     )

@@ -89,8 +89,9 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Rebuild:
-    """A stage that nobody holds any more is made of others, at the members that `joins` seats there; or of its own weights
-    alone, which a leaver still gives that has no time for the whole state."""
+    """A stage that nobody holds any more is made of others, at the members that `joins` seats there; or it goes on from an
+    older state of its own, at the member that kept it; or from its own weights alone, which a leaver still gives that has no
+    time for the whole state."""
 
     parent: RecordId
     step: int
@@ -112,9 +113,19 @@ def is_fork(record: Record) -> bool:
     return isinstance(record, Roster) and record.forked != NO_BALLOT
 
 
+def is_of_itself(rebuild: Rebuild) -> bool:
+    """Is the stage made of a state of its own?"""
+    return [source.stage for source in rebuild.sources] == [rebuild.stage]
+
+
 def is_weights_alone(rebuild: Rebuild) -> bool:
     """Does the stage keep its weights, and lose only its optimizer's moments?"""
-    return [source.stage for source in rebuild.sources] == [rebuild.stage]
+    return is_of_itself(rebuild) and any(s.role == "parked" for s in rebuild.joins)
+
+
+def is_older_copy(rebuild: Rebuild) -> bool:
+    """Does the stage go on from a whole state that it had some steps ago, at the one who kept it?"""
+    return is_of_itself(rebuild) and not is_weights_alone(rebuild)
 
 
 def genesis_id(run_id: str) -> RecordId:

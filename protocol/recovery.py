@@ -16,9 +16,10 @@ from protocol.ids import Member
 from protocol.manifest import Manifest
 from protocol.membership import Membership
 from protocol.messages import Learning, Wish
+from protocol.older_copy import youngest
 from protocol.placement import is_copy
 from protocol.recipes import beyond_recovery, recipe, weights_of
-from protocol.records import Rebuild, Roster, Seating, Source, is_weights_alone
+from protocol.records import Rebuild, Roster, Seating, Source, is_older_copy, is_weights_alone
 from protocol.stopwatch import Stopwatch
 from protocol.view import View
 
@@ -79,7 +80,7 @@ class Recovery:
         recovery, lapse_s = self._manifest.recovery, self._manifest.timing.lapse_s
         if now - max(self._since.values()) < max(recovery.rebuild_grace_s, lapse_s) or any(map(self._returned, hollow)):
             return ""
-        lacking = [stage for stage in hollow if not self._is_coming(stage, hollow)]
+        lacking = [stage for stage in hollow if not self._is_coming(stage, hollow) and not self._kept_older(stage)]
         return beyond_recovery(lacking, self._chain.step, self._manifest)
 
     def _is_coming(self, stage: int, hollow: Sequence[int]) -> bool:
@@ -87,7 +88,7 @@ class Recovery:
         rebuild = self._chain.rebuilds.get(stage)
         if rebuild is None or not self._chain.active(stage):
             return False
-        if self._is_from_leaver(rebuild):
+        if self._is_from_leaver(rebuild) or is_older_copy(rebuild):
             return True
         return all(s.stage not in hollow and s.state_id == self._chain.state_ids[s.stage] for s in rebuild.sources)
 
@@ -100,6 +101,8 @@ class Recovery:
             where = being_made[0].member.peer[-8:]
             if self._is_from_leaver(self._chain.rebuilds[stage]):
                 return Next(f"the weights of stage {stage} alone are handed over to {where}: its leaver has no time for more")
+            if is_older_copy(self._chain.rebuilds[stage]):
+                return Next(f"stage {stage} goes on at {where} from an older state")
             if self._is_coming(stage, hollow):
                 return Next(f"stage {stage} is being rebuilt by {where}")
             return self._rebuild(stage, hollow, [s.member for s in being_made])
@@ -113,6 +116,9 @@ class Recovery:
         left = self._since[stage] + self._manifest.recovery.rebuild_grace_s - now
         if left > 0:
             return Next(f"{lost}; its holder may come back for {left:.0f} s")
+        older = self._older(stage)
+        if older:
+            return older
         newcomer = self._newcomer(stage, now)
         if newcomer is None:
             return Next(f"{lost}; no node can take it yet")
@@ -132,6 +138,22 @@ class Recovery:
         joins = (Seating(stage, wish.member, "active", self._chain.generations[stage], pinned=wish.stage == stage),)
         voters = choose_voters([*self._chain.seatings, *joins], self._me)
         return Roster(self._chain.head, self._chain.step, joins, (), voters)
+
+    def _kept_older(self, stage: int) -> tuple[Wish, Source, int] | None:
+        """Who kept a state of the stage that is some steps old. Stage 0 has its exact copies."""
+        wishes, most = self._members.gathering.wishes.values(), self._manifest.recovery.stale_max_steps
+        return youngest(self._chain, stage, wishes, most) if stage else None
+
+    def _older(self, stage: int) -> Next | None:
+        chain, found = self._chain, self._kept_older(stage)
+        if found is None:
+            return None
+        wish, source, age = found
+        generation = chain.generations[stage] + 1
+        joins = (Seating(stage, wish.member, "active", generation, pinned=wish.stage == stage),)
+        voters = choose_voters([*(s for s in chain.seatings if s.stage != stage), *joins], self._me)
+        record = Rebuild(chain.head, chain.step, stage, generation, (source,), joins, voters)
+        return Next(f"stage {stage} goes on from the state of {age} steps ago, which {wish.member.peer[-8:]} kept", record)
 
     # ---- a stage made of others ----
 

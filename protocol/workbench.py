@@ -252,21 +252,21 @@ class Workbench:
             scale = gradient_scale(self._manifest, commit.tokens, norms, stage)
             state_id = self._chain.state_ids[stage]
             self._out.append(Apply(stage, commit.step, commit.attempt, scale, rate * seat.state.lr_factor, state_id))
-        self.custody.forget_kept()
+        self.custody.forget_stale()
         self.open = None
         self.go_on(now)
 
     def _fall_behind(self, seat: Seat, commit: Commit) -> None:
         """A commit that this replica has no sum for: it can only catch up from a sibling, later."""
         stage = seat.state.stage
-        self.custody.drop(seat)
+        self.custody.set_aside(seat)
         self._out.append(Note("left", {"stage": stage, "reason": f"missed the commit of step {commit.step}"}))
         self._out.append(Say(f"stage {stage} missed the commit of step {commit.step} here and is out of the run"))
 
     def applied(self, event: Applied, now: float) -> None:
         """The update is in the weights."""
-        seat = self.seats.get(event.stage)
-        if seat is None or seat.phase is not SeatPhase.APPLYING:
+        seat = self.custody.applying(event.stage)
+        if seat is None:
             return
         state = seat.state
         state.state_id, state.digest, state.step = event.state_id, event.digest, event.step

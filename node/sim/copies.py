@@ -10,7 +10,7 @@ from dataclasses import replace
 from node.sim.machine import SimSeat, require
 from node.sim.nodes import SimNode
 from node.sim.surroundings import Surroundings
-from protocol.commands import KeepGradients, Learn, MixAhead, Regrow, StopLearning, StopMixing
+from protocol.commands import GoOn, KeepGradients, Learn, MixAhead, Regrow, StopLearning, StopMixing
 from protocol.events import Learned, LearningGoesOn
 from protocol.ids import hash_of
 
@@ -52,6 +52,15 @@ class Copies:
         self._round += 1
         self._learning[node, command.stage] = self._round
         self._world.post(self._world.now, node, self._copy, node, command.stage, self._round, "")
+
+    def go_on(self, node: SimNode, command: GoOn) -> None:
+        """What the node kept of a stage is the stage's newest state again."""
+        seat, world = node.seats[command.stage], self._world
+        require((seat.digest, seat.age) == (command.digest, command.optimizer_age), f"{node!r} goes on with {seat}: {command}")
+        seat.state_id, seat.generation = command.state_id, command.generation
+        world.watch.goes_on(node, seat)
+        facts = (command.step, command.digest, command.optimizer_age, command.lr_factor, command.generation)
+        world.post(world.now, node, world.handle, node, Learned(seat.stage, seat.state_id, *facts, (), 0, 0.0))
 
     def regrow(self, node: SimNode, command: Regrow) -> None:
         """A seat without state, to be made of others'."""
@@ -119,7 +128,7 @@ class Copies:
 
     def stop(self, node: SimNode, command: StopLearning) -> None:
         """The seat takes part in steps now."""
-        del self._learning[node, command.stage]
+        self._learning.pop((node, command.stage), None)
 
     def drop(self, node: SimNode, stage: int) -> None:
         """The seat is gone."""

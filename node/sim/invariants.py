@@ -24,7 +24,19 @@ from protocol.commands import Apply, Command, Compute, Note, Reduce, Regrow, Rel
 from protocol.ids import Ballot, Member, RecordId, StateId, bitmap, initial_state_id, members_of, next_state_id
 from protocol.manifest import Manifest
 from protocol.messages import Decide, Held, Promise
-from protocol.records import Commit, Rebuild, Record, Roster, Seating, Share, genesis_id, is_fork, record_id, shares_digest
+from protocol.records import (
+    Commit,
+    Rebuild,
+    Record,
+    Roster,
+    Seating,
+    Share,
+    genesis_id,
+    is_fork,
+    is_older_copy,
+    record_id,
+    shares_digest,
+)
 
 MAX_BACK = 200
 """Commits, of all lineages, in which one that is being applied is looked for."""
@@ -267,17 +279,28 @@ class Invariants:
             self.head = name
 
     def _check_rebuild(self, rebuild: Rebuild, before: Place) -> None:
-        """What is mixed is what the sources are now."""
+        """What is mixed is what the sources are now; what a stage goes on from is what it was, not too long ago."""
+        if is_older_copy(rebuild):
+            was = self._steps.get((rebuild.stage, rebuild.sources[0].state_id))
+            allowed = self._manifest.recovery.stale_max_steps
+            require(was is not None and before.step - was <= allowed, f"{rebuild} at step {before.step} goes back to {was}")
+            require(not before.holders(rebuild.stage), f"{rebuild} though its stage has holders")
+            self.num_checked["older copies"] += 1
+            return
         for source in rebuild.sources:
             wanted = before.states[source.stage]
             require(source.state_id == wanted, f"{rebuild} mixes {source}, which is not the newest state of its stage")
 
-    def regrown(self, node: SimNode, seat: SimSeat, command: Regrow) -> None:
-        """A lost stage is made of others."""
+    def regrown(self, node: SimNode, seat: SimSeat, command: Regrow | None) -> None:
+        """A lost stage is made of others, or (None) of itself."""
         decided = any(place.states.get(seat.stage) == seat.state_id for place in self.places.values())
         require(decided, f"{node!r} makes {command}, which nobody decided")
         self._agree(node, seat)
         self.num_checked["regrown"] += 1
+
+    def goes_on(self, node: SimNode, seat: SimSeat) -> None:
+        """A lost stage goes on from an older state of its own."""
+        self.regrown(node, seat, None)
 
     def digest_of(self, stage: int, state_id: StateId) -> str:
         """Digest of a state that somebody held."""

@@ -377,10 +377,10 @@ class Workbench:
         """What does not come to an end in time stalls the attempt: a computation here, or at stage 0 a microbatch on its way
         through the pipe, whose deadline doubles with each attempt."""
         computing = next((key for seat in self.seats.values() if seat.attempt for key in seat.attempt.computing), None)
-        if self._pulse.hangs(computing is not None, now) and computing:
+        applying = any(seat.phase is SeatPhase.APPLYING for seat in self.seats.values())
+        if self._pulse.tick(computing is not None, applying, now) and computing:
             op, microbatch = computing
             self._stall(microbatch, "", f"{op} of microbatch {microbatch} has not ended after {self._pulse.limit_s:.0f} s", now)
-        self._pulse.applies(any(seat.phase is SeatPhase.APPLYING for seat in self.seats.values()), now)
         seat, timing = self.seats.get(0), self._manifest.timing
         oldest = seat.oldest_in_flight() if seat else None
         if seat is None or oldest is None or self.open is None:

@@ -174,9 +174,8 @@ def test_simulated_swarms_keep_the_contract(tmp_path: Path) -> None:
 
 
 def test_rungs_have_one_vocabulary() -> None:
-    documented = re.findall(
-        r"^\| `([a-z]+)` \| were|^\| `(returned|older_copy)` \|", (DOCS / "contract.md").read_text(), re.MULTILINE
-    )
+    text = (DOCS / "contract.md").read_text()
+    documented = re.findall(r"^\| `([a-z]+)` \| were|^\| `(returned|older_copy)` \|", text, re.MULTILINE)
     told = {first or second for first, second in documented}
     assert told == set(schema()["$defs"]["rung"]["enum"]) == set(get_args(Rung))
     recovered = [r for r in schema()["$defs"]["event"]["allOf"] if r["if"]["properties"]["type"]["const"] == "recovered"]

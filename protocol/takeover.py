@@ -110,16 +110,16 @@ class Takeover:
         return since is not None and now - since > self._fork_after_s + HOPE_LAPSES * self._lapse_s and bool(self.lacks(now))
 
     def given_up(self, now: float) -> str:
-        """Why the run is over although no quorum is left to say so: for long nobody of those that answer has stages which
-        cannot be made again; '' otherwise. Who hears nobody may have lost his network, and waits, but on one machine."""
+        """Why a run on one machine is over although no quorum is left to say so: for long nobody of those that answer has
+        stages which cannot be made again; '' otherwise. Over a network whoever is without a quorum may be the one that is cut
+        off, while the others train on: he waits."""
         since = self._stuck_since if self.leading else self._gone_at
         called, patience_s = self.roll.called_at, self._fork_after_s + HOPE_LAPSES * self._lapse_s
-        if since is None or now - since <= patience_s or called is None or now - called <= self._lapse_s:
+        if not self._manifest.local or since is None or now - since <= patience_s or called is None:
             return ""
-        present = self.roll.present(now)
-        if len(present) == 1 and not self._manifest.local:
+        if now - called <= self._lapse_s:
             return ""
-        return beyond_recovery(uncovered(self._chain, present), self._chain.step, self._manifest)
+        return beyond_recovery(uncovered(self._chain, self.roll.present(now)), self._chain.step, self._manifest)
 
     def lacks(self, now: float) -> str:
         """For people: why those that are heard do not go on without a quorum; '' while that is not known."""

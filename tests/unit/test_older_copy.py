@@ -1,0 +1,63 @@
+"""A stage that nobody holds goes on from an older state of its own, if somebody kept one that is not too old."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.ids import Member
+from protocol.messages import Kept
+from protocol.records import Rebuild, Seating, Source, is_older_copy
+from protocol.recovery import Next
+from tests.tools.core import LEAD
+from tests.unit.test_protocol_recovery import NEW, Lost, a_run
+
+
+def test_a_state_of_some_steps_ago_comes_before_the_neighbours_and_after_the_grace() -> None:
+    lost = Lost(2, steps=3)
+    older, oldest = (lost.chain.past[n].parents[2] for n in (-1, -3))
+    lost.wish()
+    lost.wish(Member("p2.0", 1), kept=(Kept(2, oldest, "d"),))
+    lost.wish(Member("p2.1", 1), kept=(Kept(2, older, "d"),))
+    assert lost.next(0.0).record is None
+    assert lost.next(9.9).record is None, "its holder may come back with the newest one"
+    record = lost.rebuild(10.0)
+    assert is_older_copy(record)
+    assert record.sources == (Source(2, older, 1.0),)
+    assert record.joins == (Seating(2, Member("p2.1", 1), "active", 1),)
+    lost.decide(record)
+    assert "from an older state" in lost.next(11.0).sentence, "nothing else is tried while its holder says nothing"
+    lost.made(Member("p2.1", 1), 2)
+    assert lost.next(12.0) == Next()
+
+
+@pytest.mark.parametrize("most", [0, 2])
+def test_a_state_that_is_too_old_is_not_gone_back_to(most: int) -> None:
+    manifest = a_run(stale_max_steps=most)
+    lost = Lost(2, steps=4, manifest=manifest)
+    old = lost.chain.past[-3].parents[2]
+    lost.wish(Member("p2.0", 1), kept=(Kept(2, old, "d"),))
+    assert len(lost.rebuild(10.0).sources) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"sources": (Source(2, "0" * 32, 1.0),)}, "had no such state"),
+        ({"joins": (Seating(2, NEW, "active", 1), Seating(2, Member("too", 1), "active", 1))}, "at 2 nodes"),
+        ({"stage": 1, "joins": (Seating(1, NEW, "active", 1),)}, "is not made of"),
+    ],
+)
+def test_an_older_copy_that_is_none_is_refused(change: dict[str, object], why: str) -> None:
+    lost = Lost(2, steps=3, manifest=a_run(stale_max_steps=2))
+    lost.wish(Member("p2.0", 1), kept=(Kept(2, lost.chain.past[-1].parents[2], "d"),))
+    record = lost.rebuild(10.0)
+    wrong = Rebuild(**{name: getattr(record, name) for name in Rebuild.__dataclass_fields__} | change)
+    assert why in lost.chain.fits(wrong)
+
+
+def test_a_stage_that_is_held_does_not_go_back() -> None:
+    lost = Lost(2, steps=3)
+    older = lost.chain.past[-1].parents
+    joins = (Seating(1, NEW, "active", 1),)
+    record = Rebuild(lost.chain.head, 3, 1, 1, (Source(1, older[1], 1.0),), joins, (LEAD,))
+    assert "does not go on from" in lost.chain.fits(record)

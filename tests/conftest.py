@@ -19,6 +19,8 @@ import hypothesis
 import psutil
 import pytest
 
+from tests.tools import wan
+
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 SEED_VARIABLE = "REGROW_TEST_SEED"
 DEFAULT_SEED = 1
@@ -81,10 +83,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if starts_processes:
             item.add_marker(pytest.mark.usefixtures("no_orphans"))
         item.add_marker(pytest.mark.xdist_group("swarms" if starts_processes else item.nodeid.partition("::")[0]))
-    if not has_gpu():
-        left_out = [item for item in items if item.get_closest_marker("gpu")]
-        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
-        config.hook.pytest_deselected(items=left_out)
+    lacking = [name for name, is_here in (("gpu", has_gpu), ("tun", wan.is_possible)) if not is_here()]
+    left_out = [item for item in items if any(item.get_closest_marker(name) for name in lacking)]
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
 
 
 def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:

@@ -8,14 +8,14 @@ import time
 
 import pytest
 
-from tests.tools.wan import DEVICE, Wan, is_possible, wan
+from tests.tools.wan import DEVICE, Wan, wan
 from tests.tools.wan_router import Link
 
 LIMIT_S = 20.0
 LINK = Link(delay_s=0.03, rate=2.5e6)
 NUM_BYTES = 1_000_000
 
-pytestmark = pytest.mark.skipif(not is_possible(), reason="needs root and /dev/net/tun")
+pytestmark = pytest.mark.tun
 
 
 def listener(made: Wan, peer: int) -> socket.socket:

@@ -19,7 +19,6 @@ import hypothesis
 import psutil
 import pytest
 
-from tests.tools import wan
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 SEED_VARIABLE = "REGROW_TEST_SEED"
@@ -77,13 +76,17 @@ def has_gpu() -> bool:
     return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
+def has_tun() -> bool:
+    return os.geteuid() == 0 and Path("/dev/net/tun").exists()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         starts_processes = item.nodeid.startswith(STARTS_PROCESSES)
         if starts_processes:
             item.add_marker(pytest.mark.usefixtures("no_orphans"))
         item.add_marker(pytest.mark.xdist_group("swarms" if starts_processes else item.nodeid.partition("::")[0]))
-    lacking = [name for name, is_here in (("gpu", has_gpu), ("tun", wan.is_possible)) if not is_here()]
+    lacking = [name for name, is_here in (("gpu", has_gpu), ("tun", has_tun)) if not is_here()]
     left_out = [item for item in items if any(item.get_closest_marker(name) for name in lacking)]
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=left_out)

@@ -19,7 +19,6 @@ import hypothesis
 import psutil
 import pytest
 
-
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 SEED_VARIABLE = "REGROW_TEST_SEED"
 DEFAULT_SEED = 1

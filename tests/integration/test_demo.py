@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -140,9 +140,19 @@ def descendants(process: subprocess.Popen[str]) -> list[psutil.Process]:
         return []
 
 
+def nodes_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Its node processes. One that was only just forked is not known as such yet."""
+    found = []
+    for member in descendants(process):
+        with suppress(psutil.Error):
+            if "node.demo.child" in member.cmdline():
+                found.append(member)
+    return found
+
+
 def has_nodes(process: subprocess.Popen[str]) -> bool:
     """Whether node processes were started; some of them still import."""
-    return len(descendants(process)) >= 1
+    return bool(nodes_of(process))
 
 
 def has_all(process: subprocess.Popen[str]) -> bool:
@@ -203,8 +213,7 @@ def test_nodes_die_with_a_killed_demo(moment: Callable[[subprocess.Popen[str]], 
 def test_a_node_that_dies_ends_the_demo(text: Path, tmp: Path) -> None:
     with demo(text, tmp, "--steps", "100000") as process:
         await_moment(process, has_nodes)
-        [node, *_] = [member for member in descendants(process) if "node.demo.child" in member.cmdline()]
-        node.kill()
+        nodes_of(process)[0].kill()
         out, err = process.communicate(timeout=60)
     assert process.returncode == 137
     assert out == ""

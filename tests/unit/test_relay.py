@@ -211,6 +211,8 @@ def test_break_all_breaks_once(link: Relay) -> None:
 def test_buffers_are_bounded(link: Relay) -> None:
     """A sender that never stops is stopped by a full link: what the relay holds has a limit."""
     with client(link) as connection:
+        connection.sendall(b"x")
+        assert read(connection, 1) == b"x", "else the link swallows the connection itself"
         link.set(Faults("blackhole"))
         connection.settimeout(1.0)
         with pytest.raises(TimeoutError):

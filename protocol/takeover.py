@@ -70,6 +70,8 @@ class Takeover:
         self._highest = NO_BALLOT
         self._gone_at: float | None = None
         self._stuck_since: float | None = None
+        self._has_decided = False
+        """As the candidate that it is: those that heard of it follow that ballot, and can promise it no more."""
         self._rival_at: float | None = None
         self._not_before = 0.0
         self._stood_at = 0.0
@@ -235,6 +237,7 @@ class Takeover:
         waits = min(BACKOFF_S, BACKOFF_HEARTBEATS * self._beat_s)
         left = [m for m in order if m.peer != self._leader.peer or m == self._me]
         due = max(gone_at, self._not_before) + waits * left.index(self._me)
+        outbid |= self._has_decided and now - self._stood_at > self._lapse_s
         if now < due and outbid:
             return
         if outbid:
@@ -284,6 +287,7 @@ class Takeover:
 
     def _stand(self, now: float, forks: frozenset[Member] = frozenset()) -> None:
         self._stood_at, self._not_before = now, now + PATIENCE_HEARTBEATS * self._beat_s
+        self._has_decided = False
         acceptor = self._acceptor
         term = 1 + max(acceptor.promised.term, acceptor.floor.term, self._leader.ballot.term, self._highest.term)
         self._rival_at = None
@@ -341,6 +345,7 @@ class Takeover:
         self.roll.end()
 
     def _decide(self, proposal: Proposal, now: float) -> None:
+        self._has_decided = True
         if isinstance(proposal.record, Commit):
             self._out += recovered(self._chain, {})
         for member in self._chain.members():

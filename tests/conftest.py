@@ -79,6 +79,7 @@ def has_tun() -> bool:
     return os.geteuid() == 0 and Path("/dev/net/tun").exists()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         starts_processes = item.nodeid.startswith(STARTS_PROCESSES)

@@ -29,7 +29,8 @@ Kind = Literal["join", "leave", "kill", "restart", "freeze"]
 KINDS: tuple[Kind, ...] = ("join", "join", "leave", "kill", "restart", "freeze")
 DISTURBANCES = 10
 SLOW_BYTES_S = (1e6, 4e6)
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
+"""A newcomer that comes too late for the hold of a step waits ten times as long for the next one (`protocol.learners`)."""
 START_S = 300.0
 LEAVE_S = 10.0
 

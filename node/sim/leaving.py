@@ -24,6 +24,7 @@ from protocol.chain import is_quorum
 from protocol.events import LeaveAsked
 from protocol.ids import Member
 from protocol.manifest import from_mapping
+from protocol.messages import LOST_STATE
 from protocol.sizes import PROCESS_BYTES, need_bytes, passive_bytes, seat_bytes, state_bytes
 
 Room = Literal["computing", "keeping", "nothing"]
@@ -139,8 +140,12 @@ class Leaving:
         require(self.world.run(gone, NOTICE_S + 5.0), f"they do not go: {self._situation()}")
         self.counts["parked"] += parked["parked"] > 0
         for node in leavers:
-            fine = node.exit is None or node.exit.code == 0
+            fine = node.exit is None or node.exit.code == 0 or (node.exit.code == LOST_STATE and self._has_lost_stage_0())
             require(fine, f"{node!r} ends with {node.exit}")
+
+    def _has_lost_stage_0(self) -> bool:
+        """Has the fault taken it, and nobody who lives holds it?"""
+        return self._struck and not any(0 in node.seats for node in self.world.alive())
 
     def _strike(self, leavers: list[SimNode]) -> None:
         """Whoever is meant dies, once a stage is being handed over."""

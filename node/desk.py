@@ -77,7 +77,7 @@ class Desk:
         if not isinstance(told, dict) or set(told) != FIELDS or type(told["serial"]) is not int:
             raise ValueError(f"an order has exactly the fields {', '.join(sorted(FIELDS))}")
         order = Order(str(told["action"]), told["serial"], str(told["signature"]))  # type: ignore[arg-type]
-        wrong = self._refusal(order)
+        wrong = self._refusal(order, self._state.orders.serial)
         if wrong:
             raise ValueError(wrong)
         member = self._state.config.member
@@ -88,12 +88,12 @@ class Desk:
 
     def verify(self, order: Order) -> bool:
         """Is it the organiser's?"""
-        return self._refusal(order) == ""
+        return self._refusal(order, 0) == ""
 
-    def _refusal(self, order: Order) -> str:
+    def _refusal(self, order: Order, last_serial: int) -> str:
         assert self._state, "orders are looked at by a node that is put together"
         manifest = self._state.config.manifest
-        return refusal(order, manifest.run_id, 0, order_verifier(manifest.organiser))
+        return refusal(order, manifest.run_id, last_serial, order_verifier(manifest.organiser))
 
     @property
     def is_seated(self) -> bool:

@@ -72,7 +72,7 @@ from protocol.events import (
     Tick,
 )
 from protocol.ids import PeerId, RecordId
-from protocol.messages import Contact, Message, Order, PayloadHeader, ReduceHeader
+from protocol.messages import Contact, Message, Order, PayloadHeader, ReduceHeader, Standing
 from protocol.node_state import NodeState
 
 TICKS_PER_HEARTBEAT = 4
@@ -226,7 +226,8 @@ class Runtime:
     def _on_message(self, peer: PeerId, incarnation: int, message: Message) -> None:
         if self._ended.is_set():
             return
-        if isinstance(message, Order) and not self.verify(message):
+        order = message.order if isinstance(message, Standing) else message if isinstance(message, Order) else None
+        if order and not self.verify(order):
             self._refuse(peer, "an order without the organiser's signature")
             return
         self.dispatch(MessageReceived(peer, incarnation, message))

@@ -25,7 +25,6 @@ from protocol.messages import (
     Learning,
     Leave,
     Message,
-    Order,
     Probe,
     ReducedReport,
     ReduceReady,
@@ -35,6 +34,7 @@ from protocol.messages import (
     Wish,
 )
 from protocol.opening import opening
+from protocol.orders import Orders
 from protocol.poll import Polls
 from protocol.proposal import Proposal
 from protocol.records import Commit, Record, Roster, Share
@@ -52,11 +52,11 @@ REDUCE_PATIENCE = 8.0
 class Coordinator:
     """See the module. Facts come in through `on_*`, time through `on_tick`; `take` hands over the commands made since."""
 
-    def __init__(self, manifest: Manifest, me: Member, ballot: Ballot, chain: Chain, view: View) -> None:
+    def __init__(self, manifest: Manifest, me: Member, ballot: Ballot, chain: Chain, view: View, orders: Orders) -> None:
         self.ballot = ballot
         self.members = Membership(manifest, chain)
         self.recovery = Recovery(manifest, me, chain, view, self.members)
-        self.herald = Herald(ballot, chain, manifest.timing.heartbeat_s)
+        self.herald = Herald(ballot, chain, manifest.timing.heartbeat_s, orders)
         self.addresses: dict[PeerId, str] = {}
         self.ledger: Ledger | None = None
         self.lacks = ""
@@ -64,8 +64,7 @@ class Coordinator:
         self._proposal: Proposal | None = None
         self._polls = Polls(manifest, chain)
         self._losses = Losses(me, chain, view, manifest.timing.lapse_s)
-        self._orders: dict[str, bool] = {"pause": False, "stop": False}
-        self._serial = 0
+        self._orders = orders
         self._first_attempt = ATTEMPTS_PER_TERM * (ballot.term - 1)
         self._attempt = self._first_attempt
         self._voids = 0
@@ -87,7 +86,6 @@ class Coordinator:
         that the coordinator before is silent for them too."""
         self.addresses |= addresses
         self.herald.validation, self._polls.polled_step = before.validation, max(0, before.validation[0])
-        self._orders["pause"] = before.paused
         for member in self._chain.members():
             self._view.expect(member.peer, now)
         gone = self._chain.member_of(before.peer)
@@ -219,13 +217,6 @@ class Coordinator:
         if self._polls.open:
             self._polls.open.enter(peer, message)
 
-    def on_order(self, order: Order) -> None:
-        """The organiser wants something (the signature was checked at the edge)."""
-        if order.serial > self._serial:
-            self._serial = order.serial
-            self._orders["pause"] = order.action == "pause"
-            self._orders["stop"] = self._orders["stop"] or order.action == "stop"
-
     # ---- time ----
 
     def on_tick(self, now: float, beats: bool = True) -> None:
@@ -311,7 +302,7 @@ class Coordinator:
         if self.herald.exit_code:
             return
         step = self._chain.step
-        finished = step >= self._manifest.last_step or self._orders["stop"]
+        finished = step >= self._manifest.last_step or self._orders.stopped
         if self._polls.is_due():
             self.herald.stand("evaluating", f"evaluating after step {step}", now)
             self._out += self._polls.begin(self.ballot, self.addresses, now)
@@ -344,7 +335,7 @@ class Coordinator:
                 self._propose(lost.record, (), now)
         elif waits := self.members.handover.waits(now):
             self.herald.stand("waiting", waits, now)
-        elif self._orders["pause"]:
+        elif self._orders.paused:
             self.herald.stand("paused", f"paused by the organiser at step {step}", now)
         elif now >= self._reopen_at:
             why = self.members.learners.hold(now)

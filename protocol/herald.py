@@ -6,6 +6,7 @@ from protocol.chain import Chain
 from protocol.commands import SendMessage
 from protocol.ids import Ballot, PeerId
 from protocol.messages import LOST_STATE, Phase, Standing
+from protocol.orders import Orders
 
 STANDING_HEARTBEATS = 5.0
 
@@ -13,13 +14,13 @@ STANDING_HEARTBEATS = 5.0
 class Herald:
     """Members are told, and spares from their first wish on. `take` hands over what is to be sent."""
 
-    def __init__(self, ballot: Ballot, chain: Chain, heartbeat_s: float) -> None:
+    def __init__(self, ballot: Ballot, chain: Chain, heartbeat_s: float, orders: Orders) -> None:
         self.phase: Phase = "waiting"
         self.sentence = "waiting for nodes"
         self.exit_code = 0
         """Not 0: the run is over, and every node ends with this code."""
         self.validation: tuple[int, float] = (-1, 0.0)
-        self._ballot, self._chain = ballot, chain
+        self._ballot, self._chain, self._orders = ballot, chain, orders
         self._again_s = STANDING_HEARTBEATS * heartbeat_s
         self._told_at: dict[PeerId, float] = {}
         self._out: list[SendMessage] = []
@@ -75,4 +76,5 @@ class Herald:
 
     def standing(self) -> Standing:
         """What is told."""
-        return Standing(self._ballot, self.phase, self.sentence, self._chain.step, *self.validation, self.exit_code)
+        step, order = self._chain.step, self._orders.latest
+        return Standing(self._ballot, self.phase, self.sentence, step, *self.validation, self.exit_code, order)

@@ -371,6 +371,8 @@ class Standing:
     """Mean held-out loss per token, in nats."""
     exit_code: int = 0
     """`LOST_STATE`: the run is over, as the sentence says; every node ends with this code."""
+    order: Order | None = None
+    """The newest order of the organiser that the coordinator knows; None = none yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,6 @@ from protocol.messages import (
     OpenEvaluation,
     OpenStep,
     Order,
-    Phase,
     Prepare,
     Probe,
     Promise,
@@ -64,6 +63,8 @@ from protocol.messages import (
     Yield,
 )
 from protocol.node_config import NodeConfig
+from protocol.orders import Orders
+from protocol.outlook import Outlook
 from protocol.status import snapshot
 from protocol.takeover import Takeover
 from protocol.view import PeerNews, View
@@ -92,18 +93,15 @@ class NodeState:
         self.meetings = Meetings(me, manifest, self.chain, self.view, self.takeover)
         self.follower.claim = self._claim
         self.takeover.learn = self.follower.learn
-        self.coordinator = Coordinator(manifest, me, self.ballot, self.chain, self.view) if config.founder else None
-        self.phase: Phase = "waiting" if config.founder else "starting"
-        self.sentence = ""
-        self.validation: tuple[int, float] = (-1, 0.0)
+        self.outlook = Outlook("waiting" if config.founder else "starting")
+        self.orders = Orders()
+        self.coordinator = self._coordinate() if config.founder else None
         self._manifest, self._me = manifest, me.peer
         self._watched_step: OpenStep | None = None
         self._watch = Watch(self.view, 4 * manifest.timing.lapse_s)
         self._next_beat = self._now = 0.0
         self._told: Ballot | None = None
         """The ballot of the coordinator that was last told of this node's address and memory."""
-        self._leaderless = False
-        self._standing: Standing | None = None
         self.departure = Departure(me, self.chain, manifest.timing.leave_notice_s, self._hears_anybody)
         self._ending = Ending(manifest.timing.linger_s, 4 * manifest.timing.lapse_s)
         self._exiting = False
@@ -200,9 +198,10 @@ class NodeState:
             self._emit([SendMessage(peer, message)])
 
     def _say(self, sentence: str) -> None:
-        if sentence != self.sentence:
-            self.sentence = sentence
-            self._out.append(Say(sentence))
+        self._out += self.outlook.say(sentence)
+
+    def _coordinate(self) -> Coordinator:
+        return Coordinator(self.config.manifest, self.config.member, self.ballot, self.chain, self.view, self.orders)
 
     def takes_piece(self, peer: PeerId, header: ReduceHeader) -> bool:
         """May `peer` bring a piece of a gradient sum to this node, for a reduce that runs or will soon?"""
@@ -256,12 +255,13 @@ class NodeState:
 
     def _lead(self, now: float) -> None:
         """This node has won the role: with the promises of a quorum, and nothing left to settle."""
-        before = self.takeover.succession(self.validation, self._standing)
+        before = self.takeover.succession(self.outlook.validation)
         self.leader.speaks(self._me, self.config.member.incarnation, before.ballot)
         self.bench.ballot, self.bench.leader = before.ballot, self._me
-        self.coordinator = Coordinator(self._manifest, self.config.member, before.ballot, self.chain, self.view)
+        self.coordinator = self._coordinate()
         self.coordinator.succeed(before, self.bench.addresses | {self._me: self.config.address}, now)
-        self._leaderless, self._next_beat = False, now
+        self.outlook.leads()
+        self._next_beat = now
         self._out.append(Note("took_over", {"term": before.ballot.term, "from": before.peer, "step": self.chain.step}))
         self._claim()
 
@@ -321,7 +321,8 @@ class NodeState:
         self._say(f"another part of the swarm is further: joining it at {to[-8:]}")
         for member in self.chain.members():
             self.view.forget(member.peer)
-        self.coordinator, self._leaderless, self._standing, self.phase = None, False, None, "waiting"
+        self.coordinator = None
+        self.outlook.begin_anew()
         self.chain.begin_anew()
         self.acceptor.begin_anew()
         self.leader.learn(to)
@@ -353,8 +354,10 @@ class NodeState:
         return self.chain.member_of(peer) == Member(peer, incarnation)
 
     def _on_order(self, peer: PeerId, _: int, message: Order, now: float) -> None:
+        if not self.orders.take(message):
+            return
         if self.coordinator:
-            self.coordinator.on_order(message)
+            self.coordinator.herald.tell_everybody(now)
         elif peer != self.leader.peer:
             self._send(self.leader.peer, message)
 
@@ -368,7 +371,7 @@ class NodeState:
         """A step was opened here: exchange heartbeats with those that it names."""
         self._watched_step = step
         self._watch.name(step.watch, now)
-        self.phase = "training"
+        self.outlook.phase = "training"
 
     # ---- time ----
 
@@ -423,31 +426,28 @@ class NodeState:
 
     def _check_leader(self, now: float) -> None:
         leader = self.leader
-        if self.coordinator or not leader.peer or self.phase == "finished" or self._ending.code:
+        if self.coordinator or not leader.peer or self.outlook.phase == "finished" or self._ending.code:
             return
         why = self.takeover.why_gone(now)
         if why and self.chain.step >= self._manifest.last_step:
-            self.phase = "finished"
+            self.outlook.phase = "finished"
             self._say(f"finished at step {self.chain.step}: the coordinator has gone already")
             self._ending.begin(self.chain.step, now)
         elif why or self.takeover.candidate:
-            self.phase, self._leaderless = "waiting", True
+            self.outlook.leaderless()
             if self.takeover.candidate is None:
                 self._say(f"waiting: the coordinator {leader.peer[-8:]} {why}")
-        elif self._leaderless and self.view.silent_s(leader.peer, now) < self._manifest.timing.heartbeat_s:
-            self._leaderless, standing = False, self._standing
-            self.phase = standing.phase if standing else "waiting"
-            self._say(standing.sentence if standing else "waiting: the coordinator is back")
+        elif self.view.silent_s(leader.peer, now) < self._manifest.timing.heartbeat_s:
+            self._out += self.outlook.led()
 
     # ---- the end ----
 
     def _on_standing(self, peer: PeerId, _: int, message: Standing, now: float) -> None:
-        self._standing, self.phase = message, message.phase
-        if message.validation_step >= 0:
-            self.validation = (message.validation_step, message.validation_loss)
         seated = self._is_seated(self._me, self.config.member.incarnation)
-        without = "" if seated or not self.chain.step else " (without a seat here)"
-        self._say(message.sentence + without)
+        self._out += self.outlook.told(message, seated or not self.chain.step)
+        self.orders.take(message.order)
+        if newer := self.orders.unknown_to(message.order):
+            self._send(peer, newer)
         self._ending.told(message, now)
 
     def _check_finish(self, now: float) -> None:
@@ -460,7 +460,7 @@ class NodeState:
         if self.coordinator and not self.coordinator.is_caught_up(now):
             behind = True
         if self._ending.is_due(behind, now):
-            self._exit(self._ending.code, self._ending.sentence or self.sentence)
+            self._exit(self._ending.code, self._ending.sentence or self.outlook.sentence)
 
     def _hears_anybody(self) -> bool:
         """Is anybody else on the roster known to live? Of those that said goodbye nothing is expected any more."""
@@ -470,8 +470,8 @@ class NodeState:
 
     def _on_leave(self, event: LeaveAsked, now: float) -> None:
         """The first time it leaves in order, if that is of use; asked again, it goes at once."""
-        sentence = "" if self.departure.is_on or self.phase == "finished" else self.departure.begin(event.reason, now)
-        self.phase = "leaving"
+        sentence = "" if self.departure.is_on or self.outlook.phase == "finished" else self.departure.begin(event.reason, now)
+        self.outlook.phase = "leaving"
         if not sentence:
             self._go(event.reason)
             return

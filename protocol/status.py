@@ -17,8 +17,8 @@ def snapshot(state: NodeState, now: float) -> dict[str, Any]:
         "peer": config.member.peer,
         "incarnation": config.member.incarnation,
         "name": config.name,
-        "phase": "leaving" if state.departure.is_on else state.phase,
-        "sentence": state.sentence,
+        "phase": "leaving" if state.departure.is_on else state.outlook.phase,
+        "sentence": state.outlook.sentence,
         "step": chain.step,
         "last_step": config.manifest.last_step,
         "ballot": [state.ballot.term, state.ballot.peer],
@@ -34,7 +34,7 @@ def snapshot(state: NodeState, now: float) -> dict[str, Any]:
 
 
 def _validation(state: NodeState) -> dict[str, Any] | None:
-    step, loss = state.validation
+    step, loss = state.outlook.validation
     return None if step < 0 else {"step": step, "loss": loss}
 
 

@@ -20,7 +20,7 @@ from protocol.fork import Roll, in_order, uncovered
 from protocol.ids import NO_BALLOT, Ballot, Member, PeerId, hash_of
 from protocol.leader import MAX_TERM_AHEAD, Leader
 from protocol.manifest import Manifest
-from protocol.messages import Decide, Held, Message, Prepare, Promise, Proposed, Standing
+from protocol.messages import Decide, Held, Message, Prepare, Promise, Proposed
 from protocol.proposal import Proposal
 from protocol.recipes import beyond_recovery
 from protocol.records import Commit
@@ -42,7 +42,6 @@ class Succession:
     peer: PeerId
     promised: tuple[PeerId, ...]
     validation: tuple[int, float]
-    paused: bool
 
 
 def ranks(chain: Chain, num_stages: int) -> list[Member]:
@@ -131,12 +130,12 @@ class Takeover:
         stages = uncovered(self._chain, self.roll.present(now))
         return f"; nobody who is heard holds stage {', '.join(map(str, stages))}" if stages else ""
 
-    def succession(self, validation: tuple[int, float], standing: Standing | None) -> Succession:
-        """What the coordinator that this node has become begins with; `standing` is the last one that was heard."""
+    def succession(self, validation: tuple[int, float]) -> Succession:
+        """What the coordinator that this node has become begins with."""
         won, self.won = self.won, None
         assert won, "who leads has won"
         promised = tuple(m.peer for m in won.promises if m != self._me)
-        return Succession(won.ballot, self.before, promised, validation, standing is not None and standing.phase == "paused")
+        return Succession(won.ballot, self.before, promised, validation)
 
     # ---- what others say ----
 

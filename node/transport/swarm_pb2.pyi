@@ -806,7 +806,7 @@ class OpenEvaluation(_message.Message):
     def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., parent: _Optional[str] = ..., step: _Optional[int] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., contacts: _Optional[_Iterable[_Union[Contact, _Mapping]]] = ...) -> None: ...
 
 class Standing(_message.Message):
-    __slots__ = ("ballot", "phase", "sentence", "step", "validation_step", "validation_loss", "exit_code")
+    __slots__ = ("ballot", "phase", "sentence", "step", "validation_step", "validation_loss", "exit_code", "order")
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     SENTENCE_FIELD_NUMBER: _ClassVar[int]
@@ -814,6 +814,7 @@ class Standing(_message.Message):
     VALIDATION_STEP_FIELD_NUMBER: _ClassVar[int]
     VALIDATION_LOSS_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
     ballot: Ballot
     phase: str
     sentence: str
@@ -821,7 +822,8 @@ class Standing(_message.Message):
     validation_step: int
     validation_loss: float
     exit_code: int
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., phase: _Optional[str] = ..., sentence: _Optional[str] = ..., step: _Optional[int] = ..., validation_step: _Optional[int] = ..., validation_loss: _Optional[float] = ..., exit_code: _Optional[int] = ...) -> None: ...
+    order: Order
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., phase: _Optional[str] = ..., sentence: _Optional[str] = ..., step: _Optional[int] = ..., validation_step: _Optional[int] = ..., validation_loss: _Optional[float] = ..., exit_code: _Optional[int] = ..., order: _Optional[_Union[Order, _Mapping]] = ...) -> None: ...
 
 class Order(_message.Message):
     __slots__ = ("action", "serial", "signature")

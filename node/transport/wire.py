@@ -110,7 +110,7 @@ def _writer(name: str, hint: Any) -> Write:
     if typing.get_origin(hint) is tuple:
         return _tuple_writer(name, typing.get_args(hint)[0])
     if optional_of(hint) is not None:
-        return _optional_writer(name)
+        return _optional_writer(name, optional_of(hint))
     put = _fill_union if hint in UNION_MESSAGES else _fill
 
     def write(pb: Any, value: Any) -> None:
@@ -133,12 +133,17 @@ def _tuple_writer(name: str, item: Any) -> Write:
     return write
 
 
-def _optional_writer(name: str) -> Write:
+def _optional_writer(name: str, hint: Any) -> Write:
+    """Of a dataclass, or of a tuple of scalars."""
+
     def write(pb: Any, value: Any) -> None:
         if value is not None:
             inner = getattr(pb, name)
             inner.SetInParent()
-            inner.values.extend(value)
+            if dataclasses.is_dataclass(hint):
+                _fill(inner, value)
+            else:
+                inner.values.extend(value)
 
     return write
 
@@ -175,7 +180,10 @@ def _reader(cls: str, name: str, hint: Any) -> Read:
         if not dataclasses.is_dataclass(item):
             return lambda pb: tuple(getattr(pb, name))
         return lambda pb: tuple(_take(item, element) for element in getattr(pb, name))
-    if optional_of(hint) is not None:
+    inside = optional_of(hint)
+    if dataclasses.is_dataclass(inside):
+        return lambda pb: _take(inside, getattr(pb, name)) if pb.HasField(name) else None
+    if inside is not None:
         return lambda pb: tuple(getattr(pb, name).values) if pb.HasField(name) else None
 
     def read(pb: Any) -> Any:

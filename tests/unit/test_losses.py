@@ -26,6 +26,7 @@ from protocol.messages import (
     Wish,
 )
 from protocol.node_state import NodeConfig, NodeState
+from protocol.orders import Orders
 from protocol.records import Commit, Roster, Seating, Share, StageResult, record_id
 from protocol.view import View
 from protocol.workbench import Workbench
@@ -45,7 +46,7 @@ def seated(*more: Seating) -> tuple[Chain, Coordinator]:
     chain = Chain(MANIFEST, LEAD)
     seats = [Seating(stage, holder(stage), "active") for stage in STAGES]
     chain.append(Roster(chain.head, 0, (*seats, *more), (), (LEAD,)), ())
-    return chain, Coordinator(MANIFEST, LEAD, BALLOT, chain, View(MANIFEST.timing.lapse_s))
+    return chain, Coordinator(MANIFEST, LEAD, BALLOT, chain, View(MANIFEST.timing.lapse_s), Orders())
 
 
 def proposed(commands: list[Command]) -> Roster:

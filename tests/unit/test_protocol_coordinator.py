@@ -20,6 +20,7 @@ from protocol.messages import (
     Held,
     Message,
     OpenStep,
+    Order,
     Probe,
     Propose,
     RecordsWanted,
@@ -156,7 +157,7 @@ def test_only_the_one_who_was_asked_reports_a_validation_loss() -> None:
         if c.coordinator._polls.open:
             c.coordinator.on_evaluated(LEAD.peer, Evaluated(BALLOT, head, microbatch, 8.0 + 8 * microbatch, tokens))
     c.do(Tick())
-    assert c.state.validation == (1, 1.5)
+    assert c.state.outlook.validation == (1, 1.5)
 
 
 # ---- identities ----
@@ -238,7 +239,7 @@ def test_a_member_that_never_reports_its_sum_voids_the_attempt() -> None:
 def test_who_still_works_on_a_voided_attempt_is_told_again() -> None:
     c = lead()
     c.tell(Stalled(BALLOT, 1, 1, 0, "", "test"), "a")
-    c.state.coordinator._orders["pause"] = True  # type: ignore[union-attr]
+    c.state.orders.take(Order("pause", 1, ""))
     c.pass_time(5.0)
     out = c.tell(Heartbeat(1, BALLOT, c.state.chain.head, 1, 1), "b", after_s=3.0)
     assert [(m.step, m.attempt, m.reason) for m in sent(out, VoidStep, "b")] == [(1, 1, "peer a: test")]

@@ -60,7 +60,7 @@ def test_a_voter_takes_over_from_the_only_holder_of_stage_0_and_ends_the_run_aft
     for peer in ("p2.0", "p3.0"):
         out = c.tell(Held(asked.ballot, record_id(record)), peer)
     out = c.pass_time(GRACE_S - 1.0, "p2.0", "p3.0")
-    assert "its holder may come back" in c.state.sentence
+    assert "its holder may come back" in c.state.outlook.sentence
     assert not [m for m in sent(out, Standing) if m.exit_code]
     out = c.pass_time(2.0, "p2.0", "p3.0")
     told = [m for m in sent(out, Standing, "p3.0") if m.exit_code]
@@ -74,7 +74,7 @@ def test_policy_none_leaves_the_role_to_the_one_that_is_waited_for() -> None:
     out = c.pass_time(200.0, "p2.0", "p3.0")
     assert not sent(out, Prepare)
     assert not of(out, Exit)
-    assert "no other node holds its stage" in c.state.sentence
+    assert "no other node holds its stage" in c.state.outlook.sentence
 
 
 NO_QUORUM = {"fork_after_s": 30.0, "heartbeat_s": 1.0}

@@ -60,7 +60,7 @@ def forking(c: Left, heard: tuple[str, ...] = ("c", "d")) -> Prepare:
         asked = [p for p in sent(c.pass_time(0.25, heard), Prepare) if p.forks]
         if asked:
             return asked[0]
-    pytest.fail(c.state.sentence)
+    pytest.fail(c.state.outlook.sentence)
 
 
 def test_those_who_hold_every_stage_part_from_the_rest() -> None:

@@ -57,9 +57,9 @@ HOSTILE: dict[str, Callable[[Core, Ballot], Message]] = {
 def test_a_stranger_leads_nobody(name: str, ballot: Ballot) -> None:
     c = core()
     c.open()
-    before = (c.state.chain.head, c.state.ballot, c.state.bench.open, c.state.phase)
+    before = (c.state.chain.head, c.state.ballot, c.state.bench.open, c.state.outlook.phase)
     commands = c.tell(HOSTILE[name](c, ballot), peer=STRANGER)
-    assert before == (c.state.chain.head, c.state.ballot, c.state.bench.open, c.state.phase)
+    assert before == (c.state.chain.head, c.state.ballot, c.state.bench.open, c.state.outlook.phase)
     for kind in (CreateSeat, Exit, Introduce, Reduce, Apply):
         assert not of(commands, kind)
     assert not sent(commands, Held)

@@ -13,6 +13,7 @@ from protocol.coordinator import Coordinator
 from protocol.hearing import hear
 from protocol.ids import Member
 from protocol.messages import Evaluated, Hop, Message, PipeHeader, Route
+from protocol.orders import Orders
 from protocol.records import Roster, Seating
 from protocol.speeds import Speeds
 from protocol.view import View
@@ -55,7 +56,7 @@ def test_a_held_out_loss_that_is_not_finite_is_not_entered(chain: Chain, loss: f
         def on_evaluated(self, peer: str, message: Evaluated) -> None:
             heard.append(message)
 
-    ear = Ear(MANIFEST, LEAD, BALLOT, chain, View(3.0))
+    ear = Ear(MANIFEST, LEAD, BALLOT, chain, View(3.0), Orders())
     told = Evaluated(BALLOT, chain.head, 0, loss, 8)
     hear(ear, chain, LEAD, told, 0.0)
     assert heard == []

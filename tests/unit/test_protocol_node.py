@@ -32,6 +32,7 @@ from protocol.messages import (
     Held,
     Hop,
     Message,
+    Order,
     PipeHeader,
     Propose,
     Route,
@@ -172,7 +173,7 @@ def test_before_the_last_step_a_node_waits_for_its_coordinator() -> None:
     c.tell(Goodbye(LEAD, "bye"))
     out = ticks(c, 60, heard=())
     assert not of(out, Exit)
-    assert "is not heard" in c.state.sentence
+    assert "is not heard" in c.state.outlook.sentence
 
 
 def test_leaving_at_once_says_goodbye_and_returns_all_payloads() -> None:
@@ -202,7 +203,7 @@ def test_a_newcomer_whose_coordinator_is_dead_takes_the_next_one_from_the_direct
     c.do(other)
     assert c.state.leader.peer == "other"
     c.tell(Standing(Ballot(1, "other"), "training", "training", 0, -1, 0.0), peer="other")
-    assert c.state.sentence == "training"
+    assert c.state.outlook.sentence == "training"
 
 
 def test_a_member_keeps_its_coordinator() -> None:
@@ -281,6 +282,8 @@ class Fuzz:
             return rng.choice(get_args(hint))
         if get_origin(hint) is tuple:
             return self.items(get_args(hint)[0], name)
+        if Order in get_args(hint):
+            return None  # at the edge no order passes that the organiser did not sign
         if type(None) in get_args(hint):
             return rng.choice((None, (), (0,), (1, 2)))
         if get_args(hint):
@@ -381,7 +384,7 @@ def one_event(rng: random.Random, c: Core, fuzz: Fuzz, kinds: list[type]) -> lis
 @pytest.mark.parametrize("peer", ["p1.0", "p0.1", "lead", "bystander"])
 @pytest.mark.parametrize("policy", ["none", "checkfree"])
 def test_nothing_that_peers_send_makes_a_node_raise_or_leak(seed: int, peer: str, policy: str) -> None:
-    kinds = list(get_args(Message))
+    kinds = [kind for kind in get_args(Message) if kind is not Order]
     done: set[str] = set()
     for round_ in range(NUM_SWARMS):
         rng = random.Random(f"{seed} {peer} {policy} {round_}")

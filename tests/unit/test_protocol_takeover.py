@@ -10,12 +10,26 @@ from protocol.chain import Chain, choose_voters
 from protocol.commands import Command, PublishLease
 from protocol.events import Tick
 from protocol.ids import Ballot, Member, PeerId
-from protocol.messages import Decide, Goodbye, Heartbeat, Held, OpenStep, Prepare, Promise, Propose, Proposed, VoidStep
+from protocol.messages import (
+    Decide,
+    Goodbye,
+    Heartbeat,
+    Held,
+    OpenStep,
+    Order,
+    Prepare,
+    Promise,
+    Propose,
+    Proposed,
+    Standing,
+    VoidStep,
+)
 from protocol.records import Record, Roster, Seating, record_id
 from protocol.takeover import ranks
 from tests.tools.core import BALLOT, LEAD, Core, a_manifest, holders, notes, of, says, sent
 
 A, B, C = (Member(name, 1) for name in "abc")
+PAUSE = Order("pause", 7, "")
 
 
 # ---- acceptor ----
@@ -180,6 +194,36 @@ def test_a_voter_stands_and_leads_with_a_quorum() -> None:
     opened = sent(out, OpenStep)
     assert opened
     assert opened[0].attempt == 1001, "above all that the one before may have opened"
+
+
+def test_an_order_outlives_the_coordinator_that_took_it_whatever_was_said_last() -> None:
+    """The run was paused, then stood still for another reason, and then its coordinator went."""
+    c = Voter()
+    c.tell(Standing(BALLOT, "paused", "paused", 0, -1, 0.0, 0, PAUSE))
+    c.tell(Standing(BALLOT, "waiting", "waiting for a quorum", 0, -1, 0.0, 0, PAUSE))
+    out = won(c)
+    record = sent(out, Propose)[-1].record
+    out = c.tell(Held(c.state.ballot, record_id(record)), "p2.0")
+    assert not sent(out, OpenStep)
+    told = sent(out, Standing, "p2.0")[-1]
+    assert (told.phase, told.order) == ("paused", PAUSE)
+    c.tell(Order("pause", PAUSE.serial - 1, ""), "p2.0")
+    c.tell(Order("resume", PAUSE.serial - 1, ""), "p2.0")
+    assert not sent(c.pass_time(1), OpenStep), "orders of before do not hold again"
+    assert sent(c.tell(Order("resume", PAUSE.serial + 1, ""), "p2.0"), OpenStep)
+
+
+def test_who_knows_a_newer_order_than_the_coordinator_tells_it() -> None:
+    c = Voter()
+    assert sent(c.tell(PAUSE, "p1.0"), Order, "lead") == [PAUSE], "passed on"
+    assert sent(c.tell(Standing(BALLOT, "training", "training", 0, -1, 0.0)), Order, "lead") == [PAUSE], (
+        "it did not come through"
+    )
+    assert not sent(c.tell(Standing(BALLOT, "training", "training", 0, -1, 0.0, 0, PAUSE)), Order)
+    newer = Order("stop", PAUSE.serial + 1, "")
+    assert not sent(c.tell(Standing(BALLOT, "finished", "stopped", 0, -1, 0.0, 0, newer)), Order)
+    c.tell(Order("resume", PAUSE.serial + 2, ""), "p2.0")
+    assert c.state.orders.latest == newer, "a stop is not taken back"
 
 
 def test_alone_a_voter_waits_and_says_for_what() -> None:

@@ -10,7 +10,7 @@ DEV := $(VENV)/.dev
 # Spinning OpenMP threads of several processes starve each other on a small machine.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest
 # Swarms of processes in one worker process, all else in another one (tests/conftest.py).
-SIDE_BY_SIDE := -n 2 --dist loadgroup
+SIDE_BY_SIDE := -n 2 --dist loadscope --no-loadscope-reorder
 PROTOC := $(PY) -m grpc_tools.protoc -I node/transport=proto
 ARGS ?=
 

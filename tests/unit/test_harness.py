@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import dedent
 
 import psutil
 import pytest
@@ -46,6 +47,37 @@ def test_a_skipped_module_fails_in_ci(inner: pytest.Pytester, monkeypatch: pytes
     monkeypatch.setenv("CI", "true")
     result = run(inner, "import pytest\npytest.importorskip('no_such_module')\ndef test_x(): pass")
     result.assert_outcomes(errors=1)
+
+
+WHERE = """
+    import os, pytest
+    @pytest.mark.parametrize("n", range(4))
+    def test_where(n):
+        print(f"WHERE {__file__.rsplit('/', 2)[-2]} {os.environ['PYTEST_XDIST_WORKER']} END")
+"""
+
+
+def test_swarms_run_one_after_the_other(inner: pytest.Pytester) -> None:
+    for name in ("tests/integration/test_one", "tests/integration/test_two", "tests/chaos/test_three", "tests/unit/test_four"):
+        path = inner.path / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(dedent(WHERE))
+    words = (
+        "-p",
+        "no:cacheprovider",
+        "--import-mode=importlib",
+        "-rP",
+        "-n",
+        "2",
+        "--dist",
+        "loadscope",
+        "--no-loadscope-reorder",
+    )
+    result = inner.runpytest_subprocess(*words)
+    result.assert_outcomes(passed=16)
+    places = [line.split()[1:3] for line in result.outlines if line.startswith("WHERE ")]
+    assert len({worker for folder, worker in places if folder in ("integration", "chaos")}) == 1
+    assert len({worker for folder, worker in places if folder == "unit"}) == 1
 
 
 def test_gpu_tests_are_deselected_where_there_is_none(inner: pytest.Pytester) -> None:

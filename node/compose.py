@@ -67,7 +67,7 @@ NO_OWNER = (
 )
 NO_COPY = (
     "note: recovery.embedding_copies is 0: when the last node of stage 0 is lost the run is over, and its nodes end with exit"
-    " code 5"
+    " code 5; 2 keeps copies of stage 0 on two other nodes"
 )
 REMEMBER_S, REDIAL_EVERY = 5.0, 12
 """Once a minute peers are dialled again."""

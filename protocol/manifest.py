@@ -168,8 +168,18 @@ class RecoverySection(Section):
     newcomer_wait_s: float = Field(
         5.0, ge=0, description="Seconds until a neighbour takes a second seat for want of a newcomer."
     )
-    embedding_copies: int = Field(2, ge=0, le=4, description="Passive replicas of stage 0 kept on block-stage nodes.")
+    embedding_copies: int = Field(
+        2, ge=0, le=4, description="Passive replicas of stage 0 kept on block-stage nodes; without a value 2, for checkfree 0."
+    )
     rebuild_grace_s: float = Field(30.0, ge=0, description="Seconds between a declared loss and a rebuild.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _copies_by_policy(cls, given: Any) -> Any:
+        """CheckFree+ adds copies of the embedding stage; CheckFree sends nothing that a run without recovery does not."""
+        if isinstance(given, dict) and given.get("policy") == "checkfree":
+            return {"embedding_copies": 0} | given
+        return given
 
 
 class WireSection(Section):

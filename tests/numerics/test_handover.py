@@ -27,7 +27,7 @@ Digests = dict[tuple[int, int], set[str]]
 
 
 def a_run() -> Manifest:
-    recovery = {"policy": "checkfree", "rebuild_grace_s": 60.0}
+    recovery = {"policy": "checkfree", "embedding_copies": 2, "rebuild_grace_s": 60.0}
     return manifest_of(NUM_BLOCK_STAGES, max_steps=10, optimizer__clip_norm=0.05, recovery=recovery)
 
 
@@ -99,7 +99,7 @@ def in_small_ranges(*args: Any) -> Learner:
 
 def test_a_leaver_without_the_time_for_its_whole_state_hands_over_the_weights_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("node.runtime.Learner", in_small_ranges)
-    recovery = {"policy": "checkfree", "rebuild_grace_s": 60.0}
+    recovery = {"policy": "checkfree", "embedding_copies": 2, "rebuild_grace_s": 60.0}
     manifest = manifest_of(NUM_BLOCK_STAGES, max_steps=10, timing__leave_notice_s=12.0, recovery=recovery)
     dumps: dict[str, dict[str, Any]] = {}
 

@@ -18,7 +18,7 @@ from tests.numerics.harness import RandomTokens, manifest_of
 NUM_BLOCK_STAGES, STEPS = 4, 6
 PAYLOADS = ("forward", "backward", "reduce")
 OFF = {"policy": "none"}
-FREE = {"policy": "checkfree", "embedding_copies": 0}
+FREE = {"policy": "checkfree"}
 PLUS = {"policy": "checkfree_plus"}
 BYTES_PER_ELEMENT = {"f32": 4, "bf16": 2}
 

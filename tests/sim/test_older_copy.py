@@ -28,7 +28,12 @@ class Story:
     def __init__(self, seed: int, behind: int, stale_max_steps: int) -> None:
         rng = random.Random(f"older copy {seed}")
         data = a_manifest(rng, NUM_STAGES - 1, 1, 10_000, seed)
-        data["recovery"] = {"policy": "checkfree", "rebuild_grace_s": 20.0, "stale_max_steps": stale_max_steps}
+        data["recovery"] = {
+            "policy": "checkfree",
+            "embedding_copies": 2,
+            "rebuild_grace_s": 20.0,
+            "stale_max_steps": stale_max_steps,
+        }
         self.manifest = from_mapping(data)
         self.behind = behind
         stages = [*range(NUM_STAGES), 1]

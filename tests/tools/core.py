@@ -38,7 +38,7 @@ def a_manifest(num_block_stages: int = 2, microbatches: int = 4, policy: str = "
         "batch": {"microbatch_samples": 1, "global_samples": microbatches, "context_tokens": 8},
         "optimizer": {"learning_rate": 0.1},
         "max_steps": 10,
-        "recovery": {"policy": policy},
+        "recovery": {"policy": policy, "embedding_copies": 2},
     }
     return from_mapping(data | sections)
 

@@ -48,7 +48,7 @@ def tiny(folder: Path, **changes: Any) -> dict[str, Any]:
         "batch": {"microbatch_samples": 2, "global_samples": 8, "context_tokens": 32},
         "optimizer": {"learning_rate": 3e-3},
         "max_steps": 10,
-        "recovery": {"policy": "checkfree"},
+        "recovery": {"policy": "checkfree", "embedding_copies": 2},
         "timing": {"heartbeat_s": 1.0, "linger_s": 1.0},
         "evaluation": {"every_steps": 5, "num_microbatches": 2},
         "local": True,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from node.demo.kills import Kill, kills_of, told
+from node.demo.material import NO_DATA, manifest_for
+from node.demo.run import DemoOptions
 from node.ports import UnusableError
 
 
@@ -21,6 +23,12 @@ def test_nobody_is_killed_in_a_short_demo_or_where_nothing_would_regrow() -> Non
 
 def test_kills_are_carried_out_in_their_order() -> None:
     assert kills_of(("0@30", "2@10"), 4, 150, "checkfree") == [Kill(2, 10), Kill(0, 30)]
+
+
+@pytest.mark.parametrize(("kill", "copies"), [((), 0), (("2@10",), 0), (("2@10", "0@30"), 2)])
+def test_a_stage_0_that_is_to_be_killed_has_copies(kill: tuple[str, ...], copies: int) -> None:
+    options = DemoOptions(block_stages=3, kill=kill)
+    assert manifest_for(options, NO_DATA, 0).recovery.embedding_copies == copies
 
 
 @pytest.mark.parametrize("word", ["2", "@5", "2@", "x@5", "2@x", "5@5", "-1@5", "2@0", "2@150"])

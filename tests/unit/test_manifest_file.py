@@ -287,6 +287,13 @@ def test_few_stages_take_checkfree(stages: int, policy: str) -> None:
     assert tiny(block_stages=stages, policy="none").recovery.policy == "none"
 
 
+def test_checkfree_keeps_no_copies_of_stage_0_unless_it_is_told_to() -> None:
+    assert tiny(block_stages=3).recovery.embedding_copies == 0
+    assert tiny(block_stages=4, policy="checkfree").recovery.embedding_copies == 0
+    assert tiny(block_stages=4).recovery.embedding_copies == 2
+    assert tiny(block_stages=3, overrides=["recovery.embedding_copies=1"]).recovery.embedding_copies == 1
+
+
 def test_the_vocabulary_grows_to_the_tokenizers() -> None:
     assert tiny().model.vocab_size == 2048
     assert tiny(vocab_size=1000).model.vocab_size == 2048

@@ -28,6 +28,7 @@ class LazyTokens:
         self._store: TokenStore | None = None
         self._here = threading.Event()
         self._here.set()
+        self._is_complete = False
 
     def open(self) -> TokenStore:
         """Find and check all shards now."""
@@ -37,8 +38,10 @@ class LazyTokens:
         return self._store
 
     def expect(self) -> None:
-        """A `fetch` follows: the first use may come before it has begun."""
-        self._here.clear()
+        """A `fetch` follows: the first use may come before it has begun. Once a fetch found all nothing is expected any more: a
+        node that is given stage 0 again fetches nothing, and its computation would wait for it in vain."""
+        if not self._is_complete:
+            self._here.clear()
 
     def expect_no_more(self) -> None:
         """Nobody brings shards now: a use fails where one is missing."""
@@ -50,6 +53,7 @@ class LazyTokens:
         self.expect()
         failures = await bring_shards(self._manifest, self._blobs, peers, get)
         if not failures:
+            self._is_complete = True
             self.expect_no_more()
         return failures
 

@@ -64,6 +64,19 @@ async def test_a_use_before_the_fetch_has_begun_waits_too(manifest: Manifest, tm
     assert len(used.result()) == manifest.batch.microbatch_samples
 
 
+async def test_what_was_found_once_is_not_waited_for_again(manifest: Manifest, tmp_path: Path) -> None:
+    """As at a copy of stage 0 that was given up, is made again, and computes only then."""
+    gate = threading.Event()
+    gate.set()
+    tokens = LazyTokens(manifest, BlobFiles(tmp_path))
+    tokens.expect()
+    assert await tokens.fetch([Contact("b", "good")], serving(gate)) == []
+    tokens.expect()
+    async with asyncio.timeout(10):
+        used = await asyncio.to_thread(tokens.microbatch, 1, 0)
+    assert len(used) == manifest.batch.microbatch_samples
+
+
 async def test_a_use_waits_until_somebody_has_it(manifest: Manifest, tmp_path: Path) -> None:
     gate = threading.Event()
     gate.set()

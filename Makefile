@@ -13,9 +13,11 @@ PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest
 SIDE_BY_SIDE := -n 2 --dist loadscope --no-loadscope-reorder
 PROTOC := $(PY) -m grpc_tools.protoc -I node/transport=proto
 ARGS ?=
+MINUTES ?= 10
+SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-full bench bench-recovery lint format proto proto-check wheel clean
+.PHONY: help venv demo test test-full bench bench-recovery chaos lint format proto proto-check wheel clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1 - \2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -50,6 +52,9 @@ bench: $(DEV)  ## tokens/s of a swarm against a plain loop; the last line is JSO
 
 bench-recovery: $(DEV)  ## kill to commit of a lost stage, over emulated links (root); the last line is JSON
 	@$(PY) -m tests.bench_recovery $(ARGS)
+
+chaos: $(DEV)  ## eight real nodes and whatever can happen to them (MINUTES=10 SEED=1); the last line is JSON
+	@$(PY) -m tests.chaos --minutes $(MINUTES) --seed $(SEED) $(ARGS)
 
 lint: $(DEV) proto-check  ## ruff (format and lint) and mypy
 	@status=0; \

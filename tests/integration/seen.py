@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -11,8 +10,7 @@ from node import http_client
 from node.demo.process import NodeProcess
 from protocol.ids import members_of
 from tests.tools.swarm import Swarm, wait_for
-
-Events = list[dict[str, Any]]
+from tests.tools.tally import Events, count_microbatches
 
 
 def seat_phase(made: Swarm, node: NodeProcess) -> str:
@@ -44,20 +42,10 @@ def waits(made: Swarm, node: NodeProcess, why: str, limit_s: float) -> None:
 
 
 def assert_counted_once(logs: dict[str, Events], num_microbatches: int) -> Counter[int]:
-    """Per committed step and stage: the contributors' bitmaps are disjoint and complete, and each contributor noted what it is
-    credited with, no more and no less, in the attempt that it reduced. `logs` by peer. Returns commits seen, by stage."""
-    whole = Counter(range(num_microbatches))
-    noted = {peer: _accumulated(events) for peer, events in logs.items()}
-    commits: Counter[int] = Counter()
-    for event in (e for events in logs.values() for e in events if e["type"] == "committed"):
-        where = f"step {event['step']}, stage {event['stage']}"
-        commits[event["stage"]] += 1
-        credited = {peer: members_of(bits) for peer, bits in event["contributors"].items()}
-        assert Counter(m for found in credited.values() for m in found) == whole, f"{where}: {credited}"
-        for peer, found in credited.items():
-            mine = noted[peer].get((event["stage"], event["step"]), [])
-            assert sorted(mine) == found, f"{where}: {peer} noted {mine}"
-    return commits
+    """No microbatch is lost or doubled in any committed step (`count_microbatches`). Returns commits seen, by stage."""
+    tally = count_microbatches(logs, num_microbatches)
+    assert (tally.lost, tally.doubled) == ([], [])
+    return tally.commits
 
 
 def credited(logs: dict[str, Events], stage: int) -> dict[int, list[int]]:
@@ -66,18 +54,4 @@ def credited(logs: dict[str, Events], stage: int) -> dict[int, list[int]]:
     for event in (e for events in logs.values() for e in events if e["type"] == "committed" and e["stage"] == stage):
         mine = sorted(m for bits in event["contributors"].values() for m in members_of(bits))
         assert found.setdefault(event["step"], mine) == mine, f"step {event['step']}, stage {stage}"
-    return found
-
-
-def _accumulated(events: Events) -> dict[tuple[int, int], list[int]]:
-    """(stage, step) -> microbatches that a node noted in the last attempt that it reduced at this step."""
-    reduced: dict[tuple[int, int], int] = {}
-    for e in events:
-        if e["type"] == "reduced":
-            key = e["stage"], e["step"]
-            reduced[key] = max(e["attempt"], reduced.get(key, 0))
-    found: dict[tuple[int, int], list[int]] = {}
-    for e in events:
-        if e["type"] == "accumulated" and e["attempt"] == reduced.get((e["stage"], e["step"])):
-            found.setdefault((e["stage"], e["step"]), []).append(e["microbatch"])
     return found

@@ -11,6 +11,7 @@ from tests.integration.ends import Ending, end_all_at_once
 from tests.integration.seen import assert_counted_once
 from tests.tools.material import write_manifest
 from tests.tools.swarm import Swarm, swarm, wait_for
+from tests.tools.tally import digests, two_children
 
 LIMIT_S = 60.0
 NUM_MICROBATCHES = 8
@@ -51,11 +52,7 @@ def test_another_node_leads(tmp_path: Path) -> None:
 
 def assert_one_history(made: Swarm) -> None:
     """No two records after one parent, and one digest per state_id."""
-    child: dict[str, str] = {}
-    digest: dict[str, str] = {}
-    for node in made.nodes:
-        for event in made.events(node, "decided"):
-            assert child.setdefault(event["parent"], event["record"]) == event["record"]
-        for event in made.events(node, "committed"):
-            assert digest.setdefault(event["state_id"], event["digest"]) == event["digest"]
+    logs = {node.name: made.events(node) for node in made.nodes}
+    digest, unequal = digests(logs)
+    assert (two_children(logs), unequal) == ([], [])
     assert len(digest) > 10

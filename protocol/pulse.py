@@ -40,8 +40,9 @@ class Pulse:
         return self._attempts >= ATTEMPTS or self._applied_s > self._first_s
 
     def opened(self) -> None:
-        """A new attempt begins: what it asks for is measured from now on."""
-        self._waited_s, self._told = 0.0, False
+        """A new attempt begins, and may hang as well. What was asked for before and never ended counts on: others may void each
+        attempt sooner than this node would."""
+        self._told = False
 
     def ended(self, seconds: float) -> None:
         """A computation, of whatever attempt, is done."""
@@ -53,10 +54,10 @@ class Pulse:
         hung. (While an update is applied no attempt is opened, and none is given up.)"""
         passed_s = 0.0 if self._ticked_at is None else min(now - self._ticked_at, self._heartbeat_s)
         self._ticked_at = now
-        self._waited_s = self._waited_s + passed_s if computing else 0.0
+        self._waited_s += passed_s if computing and not self._told else 0.0
         self._applied_s = self._applied_s + passed_s if applying else 0.0
         if self._waited_s <= self.limit_s or self._told:
             return False
-        self._told = True
+        self._waited_s, self._told = 0.0, True
         self._attempts += 1
         return True

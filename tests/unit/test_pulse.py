@@ -72,8 +72,20 @@ def test_waiting_for_others_is_no_hang() -> None:
     node.pulse.ended(0.1)
     assert node.live(5.0, computing=True) == 0
     assert node.live(60.0) == 0
+    node.pulse.ended(0.1)
     assert node.live(5.0, computing=True) == 0
     assert node.live(2.0, computing=True) == 1
+
+
+def test_a_device_that_hangs_is_noticed_though_others_void_each_attempt_sooner() -> None:
+    node = Node()
+    node.pulse.ended(0.1)
+    hung = 0
+    for _ in range(6):
+        node.pulse.opened()
+        hung += node.live(5.0, computing=True) + node.live(30.0)
+    assert hung == ATTEMPTS
+    assert node.pulse.is_gone
 
 
 def test_an_update_that_never_ends_is_the_end() -> None:

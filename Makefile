@@ -15,9 +15,11 @@ PROTOC := $(PY) -m grpc_tools.protoc -I node/transport=proto
 ARGS ?=
 MINUTES ?= 10
 SEED ?= 1
+SEEDS ?= 100
+FROM ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-full bench bench-recovery chaos lint format proto proto-check wheel clean
+.PHONY: help venv demo test test-full sim-soak bench bench-recovery chaos lint format proto proto-check wheel clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1 - \2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -46,6 +48,9 @@ test: lint  ## lint and every test that is not marked full (up to 8 minutes)
 
 test-full: lint  ## lint and every test (up to 35 minutes)
 	@$(PYTEST) $(SIDE_BY_SIDE) $(ARGS)
+
+sim-soak: $(DEV)  ## SEEDS=n simulated swarms FROM=k on, all faults mixed; the last line is JSON
+	@$(PY) -m node.sim.soak --seeds $(SEEDS) --from $(FROM) $(ARGS)
 
 bench: $(DEV)  ## tokens/s of a swarm against a plain loop; the last line is JSON
 	@$(PY) -m tests.bench $(ARGS)

@@ -78,7 +78,7 @@ class Churn:
         try:
             return self._run()
         except BrokenError as error:
-            error.add_note(f"replay: python -m node.sim --churn --seed {self.seed}")
+            error.add_note(f"replay: regrow sim --life churn --seed {self.seed}")
             raise
 
     def _run(self) -> Lived:

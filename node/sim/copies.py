@@ -93,15 +93,20 @@ class Copies:
 
     def _holder(self, node: SimNode, stage: int, state_id: str) -> SimNode | None:
         """Somebody with that state; the node itself may be one."""
-        running = [n for n in self._world.nodes.values() if not n.dead and not n.frozen and (n, stage) not in self._learning]
+        running = [n for n in self._reached(node) if (n, stage) not in self._learning]
         held = [n for n in running if stage in n.seats and n.seats[stage].state_id == state_id]
         return self._world.rng.choice(held) if held else None
+
+    def _reached(self, node: SimNode) -> list[SimNode]:
+        """Nodes that run and answer this one, itself included."""
+        running = [n for n in self._world.nodes.values() if not n.dead and not n.frozen]
+        return [n for n in running if not self._world.network.parted((n.peer, node.peer), self._world.now)]
 
     def _mixed(self, node: SimNode, command: Regrow, round_: int, donors: list[SimNode], seconds: float) -> None:
         stage = command.stage
         if self._learning.get((node, stage)) != round_:
             return
-        if any(n.dead or n.frozen for n in donors):
+        if not set(donors) <= set(self._reached(node)):
             self.num_failed += 1
             self._mix(node, command, round_)
             return
@@ -154,7 +159,7 @@ class Copies:
         world.post(world.now + seconds, node, self._copied, node, donor, seat, round_, have, seconds)
 
     def _donors(self, node: SimNode, stage: int) -> list[SimNode]:
-        running = [n for n in self._world.nodes.values() if not n.dead and not n.frozen and n is not node]
+        running = [n for n in self._reached(node) if n is not node]
         others = [n for n in running if stage in n.seats and (n, stage) not in self._learning]
         roster = getattr(node.state, "chain", None)  # what a test puts in its place may have none
         return [n for n in others if roster is None or roster.member_of(n.peer) == n.spec.member]
@@ -171,7 +176,7 @@ class Copies:
         stage = seat.stage
         if self._learning.get((node, stage)) != round_:
             return
-        if donor.dead or donor.frozen:
+        if donor not in self._reached(node):
             self.num_failed += 1
             self._copy(node, stage, round_, have)
             return

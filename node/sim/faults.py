@@ -9,7 +9,7 @@ coordinator can die between two of its Decides. `assert_fired` at the end of a r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -94,7 +94,11 @@ class Faults:
 
     def cut(self, link: tuple[PeerId, PeerId], during: tuple[float, float]) -> Faults:
         """Nothing passes between two peers for a time."""
-        self.weather.cuts.append(Cut(*link, *during))
+        return self.part(link[:1], link[1:], during)
+
+    def part(self, one: Collection[PeerId], other: Collection[PeerId], during: tuple[float, float]) -> Faults:
+        """Nothing passes between the two sides for a time."""
+        self.weather.cuts.append(Cut(frozenset(one), frozenset(other), *during))
         return self
 
     @property
@@ -108,6 +112,10 @@ class Faults:
         if strike:
             self.fired[strike.kind] += 1
         return strike
+
+    def disarm(self) -> None:
+        """What has not come until now does not come any more."""
+        self._armed.clear()
 
     def strike(self, command: Command, rank_at: Callable[[int], int]) -> Strike | None:
         """The strike that hits the node which is about to carry out `command`. `rank_at(stage)` is the node's place among the
@@ -137,7 +145,7 @@ class Faults:
         for name, wanted, had in (
             ("duplicate", weather.duplicate, weather.num_duplicates),
             ("reorder", weather.reorder, weather.num_reorders),
-            ("cut", float(len(weather.cuts)), weather.num_cut),
+            ("cut", float(len(weather.cuts)), weather.taken.total()),
         ):
             assert not wanted or had, f"{name} was asked for and never happened"
 

@@ -63,6 +63,11 @@ class World:
         self.now = 0.0
         self.num_events = 0
         self.num_unreachable = 0
+        self.directory_down_until = 0.0
+        """World time until which no look-up is answered."""
+        self.directory_parts = False
+        """Does who cannot reach a peer not find its lease either?"""
+        self.num_lookups_failed = 0
         self.nodes: dict[PeerId, SimNode] = {}
         width = 4 if manifest.wire.activations == "f32" else 2
         self.payload_bytes = manifest.batch.tokens_per_microbatch * manifest.model.hidden_size * width
@@ -116,7 +121,7 @@ class World:
 
     def handle(self, node: SimNode, event: Event) -> None:
         """Let the node decide about the event and carry out what follows."""
-        commands = node.state.handle(event, self.now + node.offset_s)
+        commands = node.state.handle(event, node.clock(self.now))
         if commands:
             self._execute(node, commands)
         self.watch.after(node)
@@ -165,9 +170,9 @@ class World:
         self.story.append((self.now, repr(node), what))
 
     def _tick(self, node: SimNode) -> None:
-        self.post(self.now + self.manifest.timing.heartbeat_s / 4, node, self._tick, node)
-        now = self.now
-        self.handle(node, Tick({peer: now - at for peer, at in node.heard.items()}))
+        now, pace = self.now, node.pace
+        self.post(now + self.manifest.timing.heartbeat_s / 4 / pace, node, self._tick, node)
+        self.handle(node, Tick({peer: (now - at) * pace for peer, at in node.heard.items()}))
 
     # ---- faults ----
 
@@ -250,10 +255,14 @@ class World:
         if receiver is node:
             self.post(self.now, node, self._arrive, node, node, command.header, command.handle)
             return
-        sent, arrivals = self.network.payload(node.peer, receiver.peer, self.now, self.payload_bytes)
-        self.post(sent, node, node.pool.let_go, command.handle)
+        patience_s = 2 * self.manifest.timing.lapse_s
+        sent = self.network.payload(node.peer, receiver.peer, self.now, self.payload_bytes, patience_s)
+        if sent.failed:
+            self.post(sent.at, node, self._send_failed, node, command)
+            return
+        self.post(sent.at, node, node.pool.let_go, command.handle)
         header = self._wire(command.header) if self._wire else command.header
-        for at in arrivals:
+        for at in sent.arrivals:
             self.post(at, receiver, self._arrive, receiver, node, header, 0)
 
     def _send_failed(self, node: SimNode, command: SendPayload) -> None:
@@ -286,17 +295,26 @@ class World:
 
     def _look_up(self, node: SimNode) -> None:
         self.post(self.now + self.rng.uniform(*DIRECTORY_POLL_S), node, self._look_up, node)
-        lease_s = self.manifest.timing.lease_s
+        if self.now < self.directory_down_until:
+            self.num_lookups_failed += 1
+            return
         valid = [
             (other, lease)
             for _, (_, other, lease) in sorted(self._leases.items())
-            if other.peer != node.peer and not lease.leaving and (not other.dead or self.now < other.died_at + lease_s)
+            if other.peer != node.peer and not lease.leaving and self._is_valid(node, other)
         ]
         claims = [(lease.ballot_term, other.peer, other) for other, lease in valid if lease.coordinator]
         claims.sort(key=lambda claim: claim[:2], reverse=True)
         rivals = tuple(Contact(other.peer, other.address) for _, _, other in claims)
         others = tuple(Contact(other.peer, other.address) for other, _ in valid)
         self.handle(node, LeasesSeen(rivals[0] if rivals else None, others, rivals))
+
+    def _is_valid(self, node: SimNode, other: SimNode) -> bool:
+        """Does the node find the other's lease, and is it not over by its own clock?"""
+        if self.directory_parts and self.network.parted((other.peer, node.peer), self.now):
+            return False
+        lease_s = self.manifest.timing.lease_s + other.spec.skew_s - node.spec.skew_s
+        return not other.dead or self.now < other.died_at + lease_s
 
     def _note(self, node: SimNode, command: Note) -> None:
         if command.type not in ("accumulated", "reduced"):

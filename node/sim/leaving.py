@@ -93,7 +93,7 @@ class Leaving:
         try:
             return self._run()
         except BrokenError as error:
-            error.add_note(f"{self.room}, {self.fault}; replay: python -m node.sim --leaving --seed {self.seed}")
+            error.add_note(f"{self.room}, {self.fault}; replay: regrow sim --life leaving --seed {self.seed}")
             raise
 
     def _run(self) -> Left:

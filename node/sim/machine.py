@@ -140,6 +140,8 @@ class Thread:
 
     def __init__(self) -> None:
         self.busy = False
+        self.hung = False
+        """The device does not answer: nothing that runs or waits ever ends."""
         self._queue: list[tuple[int, int, int, Compute | Apply]] = []
         self._sequence = 0
 

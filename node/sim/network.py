@@ -2,12 +2,17 @@
 
 Two lanes per directed link, as in production: control messages, which only suffer the latency, and payloads, which share
 their sender's uplink and their receiver's downlink. Order holds within a lane unless the weather says otherwise.
+
+What is on a link when it is cut is lost: so a cut that takes no time is a connection that breaks. Nobody is told of a control
+message that is lost. Payloads are acknowledged, and sent again when the link passes something once more; see `Network.payload`.
 """
 
 from __future__ import annotations
 
+import math
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from protocol.ids import PeerId
@@ -15,14 +20,30 @@ from protocol.ids import PeerId
 LOOPBACK_S = 20e-6
 
 
+RECONNECT_S = (0.05, 0.5)
+"""Until a connection that broke is there again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """No byte passes between two peers, in either direction, from `begins_s` to `ends_s` (world time)."""
+    """No byte passes from a peer of `one` to one of `other` from `begins_s` to `ends_s` (world time), nor back unless it is
+    `one_way`. Without `other`: from those of `one` to everybody else.
+    """
 
-    one: PeerId
-    other: PeerId
+    one: frozenset[PeerId]
+    other: frozenset[PeerId]
     begins_s: float
     ends_s: float
+    one_way: bool = False
+
+    def takes(self, sender: PeerId, receiver: PeerId, leaves: float, arrives: float) -> bool:
+        """Is this message lost?"""
+        if leaves >= self.ends_s or arrives < self.begins_s:
+            return False
+        return self._parts(sender, receiver) or (not self.one_way and self._parts(receiver, sender))
+
+    def _parts(self, sender: PeerId, receiver: PeerId) -> bool:
+        return sender in self.one and (receiver in self.other if self.other else receiver not in self.one)
 
 
 @dataclass(slots=True)
@@ -36,7 +57,25 @@ class Weather:
     cuts: list[Cut] = field(default_factory=list)
     num_duplicates: int = 0
     num_reorders: int = 0
-    num_cut: int = 0
+    taken: Counter[Cut] = field(default_factory=Counter)
+    """Messages and payloads that each cut took."""
+
+
+@dataclass(frozen=True, slots=True)
+class Squeeze:
+    """A peer's link at present: `share` of its rate, and so many seconds more latency."""
+
+    share: float = 1.0
+    late_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What became of a payload: when its sender is rid of it, or finds that it `failed`, and when copies arrive."""
+
+    at: float
+    arrivals: tuple[float, ...]
+    failed: bool = False
 
 
 class Network:
@@ -58,6 +97,9 @@ class Network:
         self._last: defaultdict[tuple[PeerId, PeerId, bool], float] = defaultdict(float)
         self._up_free: defaultdict[PeerId, float] = defaultdict(float)
         self._down_free: defaultdict[PeerId, float] = defaultdict(float)
+        self._squeezed: dict[PeerId, Squeeze] = {}
+        self.num_squeezed: Counter[PeerId] = Counter()
+        """Payloads that took longer for it."""
 
     def latency(self, one: PeerId, other: PeerId) -> float:
         """One-way delay without queueing, in seconds; the same in both directions."""
@@ -67,44 +109,73 @@ class Network:
         found = self._latency.get(key)
         if found is None:
             found = self._latency[key] = self._rng.uniform(*self._latency_range)
-        return found
+        if not self._squeezed:
+            return found
+        return found + sum(self._squeezed[peer].late_s for peer in key if peer in self._squeezed)
 
     def rate(self, peer: PeerId) -> float:
         """Bytes per second of the peer's uplink, and of its downlink."""
         found = self._rate.get(peer)
         if found is None:
             found = self._rate[peer] = self._rng.uniform(*self._rate_range)
-        return found
+        return found * self._squeezed[peer].share if peer in self._squeezed else found
 
     def set_rate(self, peer: PeerId, bytes_s: float) -> None:
         """This peer's link, instead of a drawn one."""
         self._rate[peer] = bytes_s
 
+    def squeeze(self, peer: PeerId, squeeze: Squeeze | None) -> None:
+        """This peer's link is worse from now on, or (None) as it was."""
+        self._squeezed.pop(peer, None)
+        if squeeze:
+            self._squeezed[peer] = squeeze
+
+    def parted(self, peers: Collection[PeerId], now: float) -> tuple[PeerId, PeerId] | None:
+        """Two of the peers of which the first can tell the second nothing at present."""
+        cuts = [cut for cut in self._weather.cuts if cut.begins_s <= now < cut.ends_s]
+        if not cuts:
+            return None
+        pairs = ((a, b) for a in peers for b in peers if a != b)
+        found = next((pair for pair in pairs if any(cut.takes(*pair, now, now) for cut in cuts)), None)
+        if found:
+            self._weather.taken.update(cut for cut in cuts if cut.takes(*found, now, now))
+        return found
+
     def control(self, sender: PeerId, receiver: PeerId, now: float) -> list[float]:
         """When copies of a control message arrive; none if the link is cut."""
         if sender == receiver:
             return [now + LOOPBACK_S]
-        return self._weathered(sender, receiver, now, now + self._delay(sender, receiver), payload=False)
+        arrives = now + self._delay(sender, receiver)
+        if self._weather.cuts and self._cut(sender, receiver, now, arrives):
+            return []
+        return self._weathered(sender, receiver, arrives, payload=False)
 
-    def payload(self, sender: PeerId, receiver: PeerId, now: float, num_bytes: int) -> tuple[float, list[float]]:
-        """(when the sender is rid of it, when copies arrive)."""
+    def payload(self, sender: PeerId, receiver: PeerId, now: float, num_bytes: int, patience_s: float = math.inf) -> Sent:
+        """A payload that the link takes is sent again when it passes something once more; if that takes longer than
+        `patience_s`, the sender is told that it failed."""
         if sender == receiver:
-            return now, [now + LOOPBACK_S]
-        sent = max(now, self._up_free[sender]) + num_bytes / self.rate(sender)
-        self._up_free[sender] = sent
-        taken = num_bytes / self.rate(receiver)
-        arrives = max(sent + self._delay(sender, receiver), self._down_free[receiver] + taken)
+            return Sent(now, (now + LOOPBACK_S,))
+        self.num_squeezed.update(peer for peer in (sender, receiver) if peer in self._squeezed)
+        begins, leaves = now, max(now, self._up_free[sender])
+        while True:
+            rid = leaves + num_bytes / self.rate(sender)
+            arrives = rid + self._delay(sender, receiver)
+            cut = self._cut(sender, receiver, begins, arrives)
+            if cut is None:
+                break
+            begins = leaves = cut.ends_s + self._rng.uniform(*RECONNECT_S)
+            if begins - now > patience_s:
+                return Sent(now + patience_s, (), failed=True)
+        self._up_free[sender] = rid
+        arrives = max(arrives, self._down_free[receiver] + num_bytes / self.rate(receiver))
         self._down_free[receiver] = arrives
-        return sent, self._weathered(sender, receiver, now, arrives, payload=True)
+        return Sent(rid, tuple(self._weathered(sender, receiver, arrives, payload=True)))
 
     def _delay(self, sender: PeerId, receiver: PeerId) -> float:
         return self.latency(sender, receiver) * (1.0 + 0.25 * self._rng.random())
 
-    def _weathered(self, sender: PeerId, receiver: PeerId, now: float, arrives: float, *, payload: bool) -> list[float]:
+    def _weathered(self, sender: PeerId, receiver: PeerId, arrives: float, *, payload: bool) -> list[float]:
         weather, rng = self._weather, self._rng
-        if weather.cuts and self._is_cut(sender, receiver, now, arrives):
-            weather.num_cut += 1
-            return []
         lane = (sender, receiver, payload)
         if rng.random() < weather.reorder:
             weather.num_reorders += 1
@@ -117,8 +188,10 @@ class Network:
             out.append(out[0] + rng.random() * weather.late_s)
         return out
 
-    def _is_cut(self, sender: PeerId, receiver: PeerId, leaves: float, arrives: float) -> bool:
-        ends = {sender, receiver}
-        return any(
-            ends == {cut.one, cut.other} and leaves < cut.ends_s and arrives >= cut.begins_s for cut in self._weather.cuts
-        )
+    def _cut(self, sender: PeerId, receiver: PeerId, leaves: float, arrives: float) -> Cut | None:
+        """The cut that takes this, the one that lasts longest; it is counted."""
+        cuts = [cut for cut in self._weather.cuts if cut.takes(sender, receiver, leaves, arrives)]
+        if not cuts:
+            return None
+        self._weather.taken.update(cuts)
+        return max(cuts, key=lambda cut: cut.ends_s)

@@ -26,6 +26,10 @@ class NodeSpec:
     """Seconds of one forward pass of one microbatch through one stage."""
     memory_bytes: int = 0
     """What it lets the run use; 0 = it does not know."""
+    drift: float = 0.0
+    """Its clock gains so much of each second."""
+    skew_s: float = 0.0
+    """Its wall clock is ahead by so much."""
 
 
 class Decider(Protocol):
@@ -47,7 +51,13 @@ class SimNode:
         self.peer: PeerId = spec.member.peer
         self.state = state
         self.address = address
-        self.offset_s = offset_s
+        self.pace = 1.0 + spec.drift
+        """Seconds of its clock to a second of the world."""
+        self._offset_s = offset_s
+        self.slowness = 1.0
+        """Each computation takes so many times as long."""
+        self.num_slowed = 0
+        """Computations that took longer for it."""
         self.dead = False
         self.frozen = False
         self.exit: Exit | None = None
@@ -60,6 +70,10 @@ class SimNode:
         self.thread = Thread()
         self.seats: dict[int, SimSeat] = {}
         self.says = ""
+
+    def clock(self, now: float) -> float:
+        """What its monotonic clock reads at a time of the world."""
+        return self._offset_s + now * self.pace
 
     def __repr__(self) -> str:
         return f"{self.peer}/{self.spec.member.incarnation}"

@@ -81,7 +81,7 @@ class Parting:
         try:
             return self._run()
         except BrokenError as error:
-            error.add_note(f"replay: python -m node.sim --parting --seed {self.seed}")
+            error.add_note(f"replay: regrow sim --life parting --seed {self.seed}")
             raise
 
     def _run(self) -> Parted:
@@ -91,9 +91,7 @@ class Parting:
         require(world.run(lambda: self.watch.step >= 3, START_S), f"does not start: {self._situation()}")
         timing = self.manifest.timing
         heals_at = world.now + timing.fork_after_s + rng.uniform(1.0, 12.0) * timing.lapse_s
-        for one in self._sides[0]:
-            for other in self._sides[1]:
-                self.faults.cut((one, other), (world.now, heals_at))
+        self.faults.part(*self._sides, (world.now, heals_at))
         world.run(lambda: False, heals_at - world.now)
         self.counts["lineages at the end of the cut"] = len({self._lineage(node) for node in world.alive()})
         require(world.run(self._is_one, WHOLE_S), f"not one again after {WHOLE_S} s: {self._situation()}")

@@ -77,7 +77,7 @@ class Regrowth:
         try:
             return self._run()
         except BrokenError as error:
-            error.add_note(f"{self.cell}; replay: python -m node.sim --regrow --seed {self.seed}")
+            error.add_note(f"{self.cell}; replay: regrow sim --life regrowth --seed {self.seed}")
             raise
 
     def _run(self) -> Regrown:

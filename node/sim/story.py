@@ -6,15 +6,14 @@ import re
 
 from node.sim.heap import World
 from node.sim.invariants import Invariants
-from node.sim.trial import Trial
+from node.sim.scenario import Scenario
 from protocol.commands import Note
 
 LONG_HEX = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{24,}\b")
 
 
-def told(trial: Trial, limit: int) -> list[str]:
-    """The swarm, the fault, the last `limit` lines of what the nodes noted and said, and the commits."""
-    scenario, watch = trial.scenario, trial.watch
+def scenario_of(scenario: Scenario) -> list[str]:
+    """The swarm and the fault."""
     manifest = scenario.manifest
     policy = manifest.recovery.policy
     lines = [
@@ -27,7 +26,7 @@ def told(trial: Trial, limit: int) -> list[str]:
         lines.append(
             f"{at:8.2f} {spec.member.peer} {what}, wishes stage {spec.wished_stage}, {spec.unit_s * 1e3:.0f} ms a pass"
         )
-    return lines + story_of(trial.world, watch, limit)
+    return lines
 
 
 def story_of(world: World, watch: Invariants, limit: int) -> list[str]:

@@ -297,16 +297,17 @@ class MemoryTransport:
                 raise PeerError(peer, f"took no bytes for {self._config.progress_s:g} s")
             await self._until(self._loop.time() + LOOK_AGAIN_S, peer, broken)
         num_bytes = payload.data.nbytes
-        sent, arrivals = self._network.links.payload(self._config.peer, peer, self._loop.time(), num_bytes)
-        await self._until(sent, peer, broken)
-        if not arrivals:
-            await self._stall(peer, broken)
+        now, patience_s = self._loop.time(), self._config.progress_s
+        sent = self._network.links.payload(self._config.peer, peer, now, num_bytes, patience_s)
+        await self._until(sent.at, peer, broken)
+        if sent.failed:
+            raise PeerError(peer, f"took no bytes for {patience_s:g} s")
         if self._network.at(address) is not target:
             if self._network.is_lost(address):
                 await self._stall(peer, broken)
             raise PeerError(peer, "the stream broke: connection reset")
         self._hooks.on_bytes(kind_of(header), "out", num_bytes)
-        for when in arrivals:
+        for when in sent.arrivals:
             copy = Payload(payload.spec, memoryview(bytearray(payload.data)))
             self._loop.call_at(when, target.take_payload, self._config, header, copy)
 

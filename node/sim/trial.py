@@ -41,7 +41,7 @@ class Outcome:
 
 def replay_command(seed: int, takeover: str = "") -> str:
     """What a person types to see this seed again."""
-    return f"python -m node.sim --seed {seed}" + (f" --takeover {takeover}" if takeover else "")
+    return f"regrow sim --life {f'takeover-{takeover}' if takeover else 'static'} --seed {seed}"
 
 
 def real_state(manifest: Manifest, spec: NodeSpec, address: str) -> Decider:

@@ -129,10 +129,13 @@ class Works:
         if job is None:
             return
         op = job.work.op if isinstance(job, Compute) else "apply"
-        took = COST[op] * node.spec.unit_s * (0.9 + 0.2 * self._world.rng.random())
+        took = COST[op] * node.spec.unit_s * (0.9 + 0.2 * self._world.rng.random()) * node.slowness
+        node.num_slowed += node.slowness > 1.0
         self._world.post(self._world.now + took, node, self._finish_job, node, job, took)
 
     def _finish_job(self, node: SimNode, job: Compute | Apply, took: float) -> None:
+        if node.thread.hung:
+            return
         node.thread.busy = False
         self._start_job(node)
         if isinstance(job, Apply):
@@ -196,6 +199,9 @@ class Works:
         if frozen:
             frozen.backlog.append((self._sum, (gathered,)))
             return
+        if self._world.network.parted(list(gathered.parts), self._world.now):
+            self._break(gathered)
+            return
         command = gathered.command
         everything = [c for _, part in gathered.parts.values() for c in part]
         digest = sum_digest(command.stage, command.step, everything)
@@ -203,6 +209,15 @@ class Works:
         for node, _ in gathered.parts.values():
             late = seconds * (1.0 + 0.2 * self._world.rng.random())
             self._world.post(self._world.now + late, node, self._reduced, node, gathered, digest, late)
+
+    def _break(self, gathered: Gathered) -> None:
+        """Some members do not reach each other. Who waits for a part names whose it is; for a sum, one who waits for a part."""
+        network, now, lapse_s = self._world.network, self._world.now, self._world.manifest.timing.lapse_s
+        for node, _ in gathered.parts.values():
+            others = [peer for peer in gathered.parts if peer != node.peer]
+            silent = next((peer for peer in others if network.parted((node.peer, peer), now)), None)
+            late_s = lapse_s if silent else 2 * lapse_s
+            self._world.post(now + late_s, node, self._fail, node, gathered.command, silent or others[0])
 
     def _reduce_seconds(self, peers: list[PeerId]) -> float:
         if len(peers) == 1:

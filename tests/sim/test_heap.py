@@ -214,10 +214,11 @@ def release_what_comes(event: Event) -> list[Command]:
 
 def test_a_payload_takes_the_time_that_its_bytes_take() -> None:
     network = Network(random.Random(1), Weather(), latency_s=(0.01, 0.01), rate_bytes_s=(1e6, 1e6))
-    sent, (first,) = network.payload("a", "b", 0.0, 1_000_000)
-    assert sent == pytest.approx(1.0)
+    sent = network.payload("a", "b", 0.0, 1_000_000)
+    (first,) = sent.arrivals
+    assert sent.at == pytest.approx(1.0)
     assert first == pytest.approx(2.0, rel=0.1) or first == pytest.approx(1.0, rel=0.1)
-    _, (second,) = network.payload("c", "b", 0.0, 1_000_000)
+    (second,) = network.payload("c", "b", 0.0, 1_000_000).arrivals
     assert second >= first + 1.0, "two senders share the receiver's downlink"
 
 
@@ -243,6 +244,30 @@ def test_sending_to_a_dead_node_fails_at_once_or_in_the_end(loud: bool, after_s:
     (failed,) = pair["a"].of(CommandFailed)
     assert isinstance(failed, CommandFailed)
     assert (failed.peer, failed.step, failed.attempt, failed.microbatch) == ("b", 1, 1, 0)
+
+
+def test_a_clock_that_gains_ticks_and_reads_so() -> None:
+    pair = Pair()
+    node = pair.node("b")
+    node.pace = 2.0
+    pair.do("a", *numbered(1))
+    pair.pass_time(4.0)
+    seen = [(at, event) for at, event in pair["b"].seen if isinstance(event, Tick)]
+    assert 28 <= len(seen) <= 33
+    assert seen[-1][0] - seen[1][0] == pytest.approx(8.0, abs=1.0)
+    last = seen[-1][1]
+    assert isinstance(last, Tick)
+    assert last.heard["a"] == pytest.approx(8.0, abs=1.0)
+
+
+def test_the_directory_may_not_answer() -> None:
+    pair = Pair()
+    pair.world.directory_down_until = 6.0
+    pair.pass_time(5.5)
+    assert not pair["b"].of(LeasesSeen)
+    assert pair.world.num_lookups_failed
+    pair.pass_time(4.0)
+    assert pair["b"].of(LeasesSeen)
 
 
 def test_a_short_cut_between_two_nodes_does_not_stop_a_swarm() -> None:

@@ -1,0 +1,119 @@
+"""Everything at once: swarms of 4 to 32 nodes, both policies, all kinds of mishaps mixed. `node.sim.mixed` says what must come
+of it; each kind of fault is data, and counted where it showed.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from node.sim.mishaps import MISHAPS
+from node.sim.mixed import Mixed, live_mixed
+from node.sim.mixture import KINDS, Mixture, Options, kinds_of
+from node.sim.soak import Tally, live
+
+SEEDS = range(12)
+MORE_SEEDS = range(10_000, 10_200)
+MAX_TOLD = 5
+
+
+def live_through(seeds: range, tally: Counter[str]) -> Tally:
+    """Run them all; fail at the end with what to type for each that broke."""
+    every = [live(seed) for seed in seeds]
+    broken = [f"{lived['broken']}\n  replay: {lived['replay']}" for lived in every if "broken" in lived]
+    told = "\n".join(broken[:MAX_TOLD])
+    assert not broken, f"{len(broken)} of {len(seeds)} seeds broke:\n{told}"
+    total = Tally()
+    for lived in every:
+        total.add(lived)
+    tally.update({f"mixed {what}": count for what, count in total.told()["faults_fired"].items()})
+    tally.update({f"mixed, rung {rung}": count for rung, count in total.told()["recoveries"].items()})
+    tally["mixed seeds"] += len(seeds)
+    return total
+
+
+@pytest.mark.timeout(120)
+def test_everything_at_once(tally: Counter[str]) -> None:
+    total = live_through(SEEDS, tally)
+    assert total.commits >= 8 * len(SEEDS)
+    assert len(total.faults_fired) >= len(KINDS) - 4, f"too few kinds: {total.faults_fired}"
+    assert total.verdicts["went on"] >= 0.8 * len(SEEDS)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_more_of_everything(tally: Counter[str]) -> None:
+    total = live_through(MORE_SEEDS, tally)
+    for kind in KINDS:
+        assert total.faults_fired[kind] >= 10, f"{kind} fired {total.faults_fired[kind]} times only"
+    for rung in ("recovery", "returned", "promotion", "handover"):
+        assert total.recoveries[rung], f"no stage came back by {rung}"
+    assert total.verdicts["went on"] >= 0.8 * len(MORE_SEEDS)
+    assert 0.2 < total.goodput < 1.0
+
+
+def test_the_seed_is_all_that_a_mixed_run_depends_on() -> None:
+    first = live_mixed(5)
+    assert first == live_mixed(5)
+    assert live_mixed(17) != first
+
+
+def test_the_mixtures_are_as_different_as_they_should_be() -> None:
+    mixtures = [Mixture(Options(seed)) for seed in range(60)]
+    sizes = [mixture.num_nodes for mixture in mixtures]
+    assert min(sizes) < 6
+    assert max(sizes) > 25
+    assert {count for mixture in mixtures for count in mixture.replicas} == {1, 2, 3}
+    assert {mixture.manifest.recovery.policy for mixture in mixtures} == {"none", "checkfree", "checkfree_plus"}
+    assert {mishap.kind for mixture in mixtures for mishap in mixture.plan} == set(MISHAPS)
+    assert len({spec.drift for mixture in mixtures for spec in mixture.specs}) > len(mixtures)
+
+
+def test_only_what_is_asked_for_happens() -> None:
+    lived = Mixed(Options(4, 6, ("kill", "partition"))).run()
+    assert set(lived.asked) <= {"kill", "partition"}
+    quiet = Mixed(Options(4, 6, ())).run()
+    assert not quiet.asked
+    assert not quiet.fired
+    assert quiet.steps > 0.8 * quiet.possible, "a swarm that nothing happens to keeps its speed"
+
+
+def test_a_seed_that_breaks_says_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protocol.proposal.is_quorum", lambda *_: True)
+    lived = live(3)
+    assert "decides" in lived["broken"]
+    assert lived["replay"] == "regrow sim --seed 3"
+
+
+def test_a_swarm_that_stands_still_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses are never declared: whoever is killed is waited for."""
+    monkeypatch.setattr("protocol.losses.Losses.look", lambda *_: [])
+    lives = (Mixed(Options(seed, 8, ("kill",))).run() for seed in range(3))
+    with pytest.raises(AssertionError, match=r"stands still|apart"):
+        list(lives)
+
+
+def test_how_kinds_are_written() -> None:
+    assert kinds_of("all") == KINDS
+    assert kinds_of("none") == ()
+    assert kinds_of("partition, kill") == ("kill", "partition")
+    assert Options(7, 64, ("kill", "cut")).replay == "regrow sim --seed 7 --nodes 64 --faults kill,cut"
+
+
+@pytest.mark.full
+@pytest.mark.timeout(120)
+def test_a_soak_ends_in_one_line() -> None:
+    words = [sys.executable, "-m", "node.sim.soak", "--seeds", "4", "--from", "20", "--workers", "2"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=110, check=True)
+    (line,) = done.stdout.splitlines()
+    told = json.loads(line)
+    assert (told["seeds"], told["failures"]) == (4, 0)
+    assert set(told) == {"seeds", "failures", "commits", "faults_fired", "recoveries", "verdicts", "goodput"}
+    total = Tally()
+    for seed in range(20, 24):
+        total.add(live(seed))
+    assert told == json.loads(json.dumps(total.told())), "it does not matter which process lives through which seed"

@@ -58,7 +58,8 @@ def simulate(
 
 def _words(told: dict[str, object]) -> str:
     steps, possible = told.get("steps"), told.get("possible")
-    verdict = str(told.get("verdict", "everything"))
+    verdict, why = str(told.get("verdict", "everything")), told.get("why")
+    verdict += f": {why}" if why else ""
     if isinstance(steps, int) and isinstance(possible, float):
         verdict += f"; {steps} steps where {possible:.1f} were possible; faults {_counts(told['fired'])}"
         verdict += f"; recoveries {_counts(told['recoveries'])}"

@@ -65,5 +65,5 @@ def tell(life: Life, limit: int) -> list[str]:
 
 def told_of(lived: Any) -> dict[str, Any]:
     """What came of a life, as plain data; only what is the same for all of them unless it was a mixed one."""
-    names = ("seed", "verdict", "commits", "steps", "possible", "events", "virtual_s", "fired", "recoveries")
+    names = ("seed", "verdict", "why", "commits", "steps", "possible", "events", "virtual_s", "fired", "recoveries")
     return {name: getattr(lived, name) for name in names if hasattr(lived, name)}

@@ -38,6 +38,8 @@ class Lived:
     seed: int
     verdict: str
     """went on / lost for good."""
+    why: str
+    """Why it is over, where it is."""
     commits: int
     steps: int
     possible: float
@@ -157,7 +159,18 @@ class Mixed:
         commits = len(self.watch.commits)
         counts = self.watch.num_checked + Counter(nodes=len(world.nodes))
         return Lived(
-            self.options.seed, verdict, commits, steps, possible, world.num_events, world.now, asked, fired, rungs, counts
+            self.options.seed,
+            verdict,
+            "" if verdict == "went on" else self.why_over(),
+            commits,
+            steps,
+            possible,
+            world.num_events,
+            world.now,
+            asked,
+            fired,
+            rungs,
+            counts,
         )
 
     def _situation(self) -> str:

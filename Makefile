@@ -19,7 +19,7 @@ SEEDS ?= 100
 FROM ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-full sim-soak bench bench-recovery chaos lint format proto proto-check wheel clean
+.PHONY: help venv demo test test-full sim-soak bench bench-recovery chaos mutants lint format proto proto-check wheel clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1 - \2/p' $(firstword $(MAKEFILE_LIST)) \

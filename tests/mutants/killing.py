@@ -54,15 +54,17 @@ def stages_for(folder: Path, path: str = "") -> Iterator[Stage]:
 
 
 def unit_tests(folder: Path, path: str) -> list[str]:
-    """Files of unit tests that import something of `protocol/`: first those that import the module at `path`, and within both
-    parts first those that are about the protocol only."""
-    module = path.removesuffix(".py").replace("/", ".")
+    """Files of unit tests that import something of `protocol/`. First the one that is called like the module at `path`, then
+    those that import it; within both parts first those that are about the protocol only."""
+    name = path.rpartition("/")[2].removesuffix(".py")
     found = []
     for file in sorted((folder / "tests/unit").glob("test_*.py")):
         imported = set(IMPORTS.findall(file.read_text()))
         if imported:
-            found.append((module not in imported, not file.name.startswith("test_protocol_"), str(file.relative_to(folder))))
-    return [name for *_, name in sorted(found)]
+            about = file.stem.removeprefix("test_").removeprefix("protocol_")
+            farness = (about != name, f"protocol.{name}" not in imported, not file.stem.startswith("test_protocol_"))
+            found.append((farness, str(file.relative_to(folder))))
+    return [test for _, test in sorted(found)]
 
 
 def limits_of(tree: Tree, tell: Callable[[str], None], trust: bool) -> dict[str, float]:

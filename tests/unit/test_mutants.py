@@ -136,6 +136,7 @@ def test_tests_of_the_changed_module_come_first() -> None:
     assert any(imports)
     assert imports == sorted(imports, reverse=True)
     assert set(names) == set(unit_tests(ROOT, ""))
+    assert unit_tests(ROOT, "protocol/workbench.py")[0] == "tests/unit/test_protocol_workbench.py"
 
 
 def test_all_kinds_of_swarms_take_turns() -> None:

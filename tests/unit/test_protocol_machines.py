@@ -72,6 +72,10 @@ def test_a_commit_needs_the_passive_replicas_too() -> None:
         assert not book.complete()
         assert book.enter_reduced(member, ReducedReport(BALLOT, 1, 1, stage, f"d{stage}", 1.0), 2.0) == ""
     assert book.complete()
+    for key in everybody:
+        kept = book.reduced.pop(key)
+        assert not book.complete(), f"without {key}"
+        book.reduced[key] = kept
     record, shares = book.commit()
     assert (record.loss_sum, record.tokens) == (5.0, 40)
     assert [r.digest for r in record.results] == ["d0", "d1", "d2"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from protocol.commands import Apply, Compute, Reduce, Release, SendPayload
-from protocol.events import Applied, ComputeDone, Reduced
+from protocol.events import Applied, CommandFailed, ComputeDone, Reduced
 from protocol.ids import Ballot, Member, bitmap
 from protocol.messages import (
     Evaluated,
@@ -22,7 +22,9 @@ from protocol.messages import (
     ReduceReady,
     Route,
     SeatWork,
+    Stalled,
     StartReduce,
+    VoidStep,
 )
 from protocol.records import Commit, StageResult
 from tests.tools.core import BALLOT, LEAD, Core, a_manifest, holders, notes, of, sent
@@ -47,14 +49,14 @@ def finish(c: Core, commands: list[Any], num_bytes: int = 8) -> list[Any]:
     return out
 
 
-def work_through(c: Core) -> list[Any]:
+def work_through(c: Core, attempt: int = 1) -> list[Any]:
     """A block stage computes all its microbatches."""
-    c.open()
+    c.open(attempt)
     out: list[Any] = []
     for microbatch in range(c.manifest.batch.num_microbatches):
         hop = next(i for i, h in enumerate(c.route(microbatch).hops) if h.peer == c.state.config.member.peer)
-        out += finish(c, c.arrive(c.header("forward", microbatch, hop)))
-        out += finish(c, c.arrive(c.header("backward", microbatch, hop)))
+        out += finish(c, c.arrive(c.header("forward", microbatch, hop, attempt=attempt)))
+        out += finish(c, c.arrive(c.header("backward", microbatch, hop, attempt=attempt)))
     return out
 
 
@@ -182,6 +184,32 @@ def test_duplicates_are_computed_once() -> None:
     assert c.num_held == 1
     assert not of(c.arrive(c.header("forward", 0, 1)), Compute)
     assert c.num_held == 1
+
+
+def test_what_belongs_to_a_voided_attempt_does_not_enter_the_next_one() -> None:
+    """Payloads, and outcomes of what was begun then, come late."""
+    c = core()
+    c.open()
+    (first,) = of(c.arrive(c.header("forward", 0, 1)), Compute)
+    c.tell(VoidStep(BALLOT, 1, 1, "a test"))
+    c.open(attempt=2)
+    assert not of(c.arrive(c.header("forward", 0, 1, attempt=1)), Compute)
+    assert not of(c.do(ComputeDone(first.work, c.handle(), 8, 0.0, 0, 0.1)), SendPayload)
+    (again,) = of(c.arrive(c.header("forward", 0, 1, attempt=2)), Compute)
+    assert (first.work.attempt, again.work.attempt) == (1, 2)
+
+
+def test_a_sum_of_a_voided_attempt_is_none_of_the_next_one() -> None:
+    c = core()
+    work_through(c)
+    assert of(c.tell(start_reduce(c)), Reduce)
+    c.tell(VoidStep(BALLOT, 1, 1, "a test"))
+    work_through(c, attempt=2)
+    assert not of(c.tell(start_reduce(c, attempt=1)), Reduce)
+    assert of(c.tell(start_reduce(c, attempt=2)), Reduce)
+    assert not sent(c.do(Reduced(1, 1, 1, "sum", 4.0, 0.1)), ReducedReport)
+    assert not sent(c.do(CommandFailed(1, 1, 1, -1, "p2.0", "late")), Stalled)
+    assert sent(c.do(Reduced(1, 1, 2, "sum", 4.0, 0.1)), ReducedReport)
 
 
 def test_early_payloads_wait_for_their_step_in_bounded_room() -> None:

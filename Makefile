@@ -61,6 +61,9 @@ bench-recovery: $(DEV)  ## kill to commit of a lost stage, over emulated links (
 chaos: $(DEV)  ## eight real nodes and whatever can happen to them (MINUTES=10 SEED=1); the last line is JSON
 	@$(PY) -m tests.chaos --minutes $(MINUTES) --seed $(SEED) $(ARGS)
 
+mutants: $(DEV)  ## protocol/ made wrong in one place at a time (ARGS="--count 30 --seed 1"); the last line is JSON
+	@$(PY) -m tests.mutants $(ARGS)
+
 lint: $(DEV) proto-check  ## ruff (format and lint) and mypy
 	@status=0; \
 	$(BIN)/ruff check --quiet --output-format concise . || status=1; \

@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import count
 from pathlib import Path
@@ -39,6 +39,7 @@ from node.newcomer import Newcomer
 from node.past import Past
 from node.payloads import HandlePool
 from node.ports import Lease, UnusableError
+from node.recording import Recording
 from node.reduce import PIECE_ELEMENTS
 from node.running import FILE_NAME as RUNNING_FILE
 from node.running import Running
@@ -300,9 +301,11 @@ class _Node:
         config = NodeConfig(manifest, home.member, settings.name, where.told, founder, stage, self._memory_bytes())
         state = NodeState(config)
         ports = Ports(self._clock, network.directory, network.transport, executor, self._pool, sink, network.donors)
-        runtime = Runtime(
-            ports, state, where.http(network.http.address), self._desk.verify, self._observers(tokens, past, state)
-        )
+        observers = self._observers(tokens, past, state)
+        if settings.record:
+            recording = stack.enter_context(Recording(settings.state_dir, config, self._screen.say))
+            observers = replace(observers, on_decided=recording.note)
+        runtime = Runtime(ports, state, where.http(network.http.address), self._desk.verify, observers)
         network.transport.announce(where.told)
         chunk_bytes = self._limits.chunk_bytes(manifest.wire.chunk_bytes)
         network.transport.tune(chunk_bytes=chunk_bytes, max_payload_bytes=_max_payload_bytes(manifest))

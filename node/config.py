@@ -134,6 +134,9 @@ class NodeSettings:
     retry: bool = Field(
         False, description="Where the run cannot be reached, or the node broke: wait, longer each time, and start again."
     )
+    record: bool = Field(
+        False, description="Write what the node is told, and what it decides, to recording-*.jsonl: for finding defects."
+    )
 
 
 @plain_dataclass(frozen=True, slots=True)

@@ -109,6 +109,8 @@ class Observers:
     """How much later than asked a tick came, in seconds."""
     on_published: Callable[[float], None] = _nobody
     """Monotonic time of the last lease that was stored."""
+    on_decided: Callable[[Event, float, list[Command]], None] = lambda *_: None
+    """What followed from an event at a time of the node's clock, before it is carried out."""
 
 
 @dataclass(slots=True)
@@ -172,7 +174,10 @@ class Runtime:
         if self._broken:
             return
         self.observers.on_event(event)
-        for command in self.state.handle(event, self.ports.clock.monotonic()):
+        now = self.ports.clock.monotonic()
+        commands = self.state.handle(event, now)
+        self.observers.on_decided(event, now, commands)
+        for command in commands:
             self.observers.on_command(command)
             self._do[type(command)](command)
         if self.state.chain.head != self._head:

@@ -65,6 +65,10 @@ Retry = Annotated[
     bool | None,
     typer.Option("--retry", help="Cannot reach the run, or broke: wait and start again (Ctrl-C ends it).", show_default=False),
 ]
+Record = Annotated[
+    bool | None,
+    typer.Option("--record", help="Write all that it is told and decides to its state directory.", show_default=False),
+]
 Config = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="Settings as TOML; flags and REGROW_* come first.")
 ]
@@ -100,6 +104,7 @@ def start(
     log_level: LogLevel = None,
     bootstrap_timeout_s: Patience = None,
     retry: Retry = None,
+    record: Record = None,
     config: Config = None,
     as_json: Json = False,
 ) -> int:
@@ -132,6 +137,7 @@ def join(
     log_level: LogLevel = None,
     bootstrap_timeout_s: Patience = None,
     retry: Retry = None,
+    record: Record = None,
     config: Config = None,
     as_json: Json = False,
     dry_run: DryRun = False,
@@ -168,6 +174,7 @@ def show_config(
     log_level: LogLevel = None,
     bootstrap_timeout_s: Patience = None,
     retry: Retry = None,
+    record: Record = None,
     config: Config = None,
     as_json: Json = False,
 ) -> int:

@@ -22,6 +22,7 @@ from node.sim.machine import require
 from node.sim.mishaps import Mishaps
 from node.sim.mixture import WEATHER, Mixture, Options
 from node.sim.network import Network
+from node.sim.nodes import MakeState
 from node.sim.trial import real_state
 from protocol.chain import is_quorum
 from protocol.events import LeaveAsked
@@ -55,13 +56,13 @@ class Lived:
 class Mixed:
     """See the module. Raises `BrokenError`, or what a node raised, with the command that replays it in a note."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, make_state: MakeState = real_state) -> None:
         self.options = options
         self.mixture = mixture = Mixture(options)
         self.manifest, rng = mixture.manifest, mixture.rng
         self.watch = Invariants(self.manifest, mixture.specs[0].member)
         self.faults = Faults()
-        self.world = World(self.manifest, rng, Network(rng, self.faults.weather), self.faults, self.watch, real_state)
+        self.world = World(self.manifest, rng, Network(rng, self.faults.weather), self.faults, self.watch, make_state)
         self.watch.now = lambda: self.world.now
         self.world.directory_parts = mixture.directory_parts
         self.mishaps = Mishaps(self.world, self.faults, rng, mixture.is_careful, mixture.newcomer)

@@ -10,7 +10,7 @@ import psutil
 
 from node.demo.process import NodeProcess
 
-WARM_UP_S, LEAST_S = 20.0, 60.0
+WARM_UP_S, LEAST_S = 45.0, 90.0
 """Of a life, what is left out at its begin; and how much of the rest a slope takes."""
 MIB = float(1 << 20)
 COLUMNS = ("memory_mib_per_min", "descriptors_per_min", "threads_per_min")

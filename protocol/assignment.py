@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 from protocol.ids import Member, PeerId
@@ -71,6 +72,16 @@ def make_plan(
     A replica accumulates in the order (rank of the microbatch in its stage-0 owner's hand, microbatch): so several stage-0
     replicas feed it in turn, and the order is the same in every run with the same roster.
     """
+    return _plan(num_microbatches, tuple(map(tuple, replicas)), swapped, tuple(map(tuple, shares)) if shares else None)
+
+
+@lru_cache(maxsize=4)
+def _plan(
+    num_microbatches: int,
+    replicas: tuple[tuple[PeerId, ...], ...],
+    swapped: bool,
+    shares: tuple[tuple[float, ...], ...] | None,
+) -> Plan:
     speeds = shares or [[1.0] * len(peers) for peers in replicas]
     dealt = [share_out(num_microbatches, row) for row in speeds]
     rank = {m: i for hand in dealt[0] for i, m in enumerate(hand)}

@@ -80,11 +80,11 @@ Handler = Callable[[PeerId, int, Any, float], None]
 class NodeState:
     """See the module."""
 
-    def __init__(self, config: NodeConfig) -> None:
+    def __init__(self, config: NodeConfig, chain: Chain | None = None, view: View | None = None) -> None:
         manifest, me = config.manifest, config.member
         self.config = config
-        self.chain = Chain(manifest, me if config.founder else None)
-        self.view = View(manifest.timing.lapse_s)
+        self.chain = chain or Chain(manifest, me if config.founder else None)
+        self.view = view or View(manifest.timing.lapse_s)
         self.acceptor = Acceptor()
         self.bench = Workbench(manifest, me.peer, self.chain)
         self.leader = Leader(self.acceptor, self.chain, me if config.founder else None)
@@ -457,7 +457,7 @@ class NodeState:
             self._say(lost)
             self._ending.give_up(lost, now)
         behind = bool(self.bench.seats) and (self.chain.step < self._ending.step or not self.bench.settled)
-        if self.coordinator and not self.coordinator.is_caught_up(now):
+        if self._ending.at is not None and self.coordinator and not self.coordinator.is_caught_up(now):
             behind = True
         if self._ending.is_due(behind, now):
             self._exit(self._ending.code, self._ending.sentence or self.outlook.sentence)
@@ -479,7 +479,7 @@ class NodeState:
         self._send(self.leader.peer, self.departure.leave())
 
     def _check_departure(self, now: float) -> None:
-        knows = self.coordinator is None or self.coordinator.is_caught_up(now)
+        knows = self.coordinator is None or not self.departure.is_on or self.coordinator.is_caught_up(now)
         if self.departure.is_due(knows, now):
             self._go(self.departure.reason)
 

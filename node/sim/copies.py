@@ -27,6 +27,7 @@ class Copies:
     def __init__(self, world: Surroundings) -> None:
         self._world = world
         self._learning: dict[tuple[SimNode, int], int] = {}
+        self.state_bytes, self.look_again_s = STATE_BYTES, LOOK_AGAIN_S
         self._round = 0
         self.ahead: dict[tuple[SimNode, int], tuple[MixAhead, float]] = {}
         """What averagers mix before they are asked, by node and stage, and when it is there."""
@@ -40,7 +41,7 @@ class Copies:
         network, other = self._world.network, command.sources[held.index(False) if False in held else 1]
         holder = self._holder(node, other.stage, other.state_id)
         rate = min(network.rate(node.peer), network.rate(holder.peer) if holder else math.inf)
-        seconds = STATE_BYTES / STATE_VECTORS / command.parts / rate * self._world.rng.uniform(1.0, 2.0)
+        seconds = self.state_bytes / STATE_VECTORS / command.parts / rate * self._world.rng.uniform(1.0, 2.0)
         self.ahead[node, command.stage] = command, self._world.now + seconds
 
     def stop_mixing(self, node: SimNode, command: StopMixing) -> None:
@@ -75,12 +76,12 @@ class Copies:
         world = self._world
         found = [self._holder(node, source.stage, source.state_id) for source in command.sources]
         if None in found:
-            world.post(world.now + LOOK_AGAIN_S, node, self._mix, node, command, round_)
+            world.post(world.now + self.look_again_s, node, self._mix, node, command, round_)
             return
         donors = [donor for donor in found if donor]
         seconds = max(self._seconds(node, donor, first=False) for donor in donors)
         seconds = max(seconds, *(self._mixed_in_s(donor, command, seconds) for donor in donors))
-        world.handle(node, LearningGoesOn(command.stage, 0, STATE_BYTES, seconds, len(donors)))
+        world.handle(node, LearningGoesOn(command.stage, 0, self.state_bytes, seconds, len(donors)))
         world.post(world.now + seconds, node, self._mixed, node, command, round_, donors, seconds)
 
     def _mixed_in_s(self, donor: SimNode, command: Regrow, asked_s: float) -> float:
@@ -93,14 +94,14 @@ class Copies:
 
     def _holder(self, node: SimNode, stage: int, state_id: str) -> SimNode | None:
         """Somebody with that state; the node itself may be one."""
-        running = [n for n in self._reached(node) if (n, stage) not in self._learning]
-        held = [n for n in running if stage in n.seats and n.seats[stage].state_id == state_id]
+        running = [n for n in self._reached(node, stage) if (n, stage) not in self._learning]
+        held = [n for n in running if n.seats[stage].state_id == state_id]
         return self._world.rng.choice(held) if held else None
 
-    def _reached(self, node: SimNode) -> list[SimNode]:
-        """Nodes that run and answer this one, itself included."""
-        running = [n for n in self._world.nodes.values() if not n.dead and not n.frozen]
-        return [n for n in running if not self._world.network.parted((n.peer, node.peer), self._world.now)]
+    def _reached(self, node: SimNode, stage: int) -> list[SimNode]:
+        """Nodes that have something of the stage, run and answer this one, itself included."""
+        world = self._world
+        return [n for n in world.running(stage) if not world.network.parted((n.peer, node.peer), world.now)]
 
     def _mixed(self, node: SimNode, command: Regrow, round_: int, donors: list[SimNode], seconds: float) -> None:
         stage = command.stage
@@ -126,7 +127,7 @@ class Copies:
             command.lr_factor,
             command.generation,
             peers,
-            STATE_BYTES,
+            self.state_bytes,
             seconds,
         )
         self._world.handle(node, event)
@@ -149,24 +150,23 @@ class Copies:
         world = self._world
         donors = [n for n in self._donors(node, stage) if n.seats[stage].state_id != have]
         if not donors:
-            world.post(world.now + LOOK_AGAIN_S, node, self._copy, node, stage, round_, have)
+            world.post(world.now + self.look_again_s, node, self._copy, node, stage, round_, have)
             return
         donor = world.rng.choice(donors)
         seat = replace(donor.seats[stage], retained=set(), gradients={}, sums={}, discarded=(0, 0))
         seconds = self._seconds(node, donor, first=not have)
         if not have or world.rng.random() < 0.3:
-            world.handle(node, LearningGoesOn(stage, 0, STATE_BYTES, seconds))
+            world.handle(node, LearningGoesOn(stage, 0, self.state_bytes, seconds))
         world.post(world.now + seconds, node, self._copied, node, donor, seat, round_, have, seconds)
 
     def _donors(self, node: SimNode, stage: int) -> list[SimNode]:
-        running = [n for n in self._reached(node) if n is not node]
-        others = [n for n in running if stage in n.seats and (n, stage) not in self._learning]
+        others = [n for n in self._reached(node, stage) if n is not node and (n, stage) not in self._learning]
         roster = getattr(node.state, "chain", None)  # what a test puts in its place may have none
         return [n for n in others if roster is None or roster.member_of(n.peer) == n.spec.member]
 
     def _seconds(self, node: SimNode, donor: SimNode, first: bool) -> float:
         network = self._world.network
-        size = STATE_BYTES if first else STATE_BYTES / STATE_VECTORS
+        size = self.state_bytes if first else self.state_bytes / STATE_VECTORS
         seconds = ROUND_TRIPS * network.latency(node.peer, donor.peer) + size / min(
             network.rate(node.peer), network.rate(donor.peer)
         )
@@ -195,7 +195,7 @@ class Copies:
                 seat.lr_factor,
                 seat.generation,
                 (donor.peer,),
-                STATE_BYTES,
+                self.state_bytes,
                 seconds,
             ),
         )

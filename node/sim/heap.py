@@ -18,6 +18,7 @@ from node.sim.faults import Faults, Strike
 from node.sim.invariants import Invariants
 from node.sim.network import Network
 from node.sim.nodes import MakeState, NodeSpec, SimNode
+from node.sim.traffic import Traffic
 from node.sim.work import Works
 from protocol.commands import (
     Command,
@@ -68,10 +69,14 @@ class World:
         self.directory_parts = False
         """Does who cannot reach a peer not find its lease either?"""
         self.num_lookups_failed = 0
+        self.most_offset_s = 1e6
+        """Nodes' clocks differ by up to so much."""
         self.nodes: dict[PeerId, SimNode] = {}
         width = 4 if manifest.wire.activations == "f32" else 2
         self.payload_bytes = manifest.batch.tokens_per_microbatch * manifest.model.hidden_size * width
         self.story: list[tuple[float, str, str | Note]] = []
+        self.traffic: Traffic | None = None
+        """Counts bytes, where somebody wants to know."""
         self._make_state = make_state
         self._wire = wire
         self._heap: list[tuple[float, int, SimNode | None, Callable[..., None], tuple[Any, ...]]] = []
@@ -147,7 +152,7 @@ class World:
     def _boot(self, spec: NodeSpec) -> None:
         rng, member = self.rng, spec.member
         address = f"{member.peer}.sim:{1000 + member.incarnation}"
-        offset_s = rng.uniform(0.0, 1e6)
+        offset_s = rng.uniform(0.0, self.most_offset_s)
         node = SimNode(spec, self._make_state(self.manifest, spec, address), address, offset_s)
         self.nodes[member.peer] = node
         self._by_address[address] = node
@@ -164,6 +169,10 @@ class World:
     def alive(self) -> list[SimNode]:
         """Nodes that run, frozen ones included, sorted by peer."""
         return [node for _, node in sorted(self.nodes.items()) if not node.dead]
+
+    def running(self, stage: int) -> list[SimNode]:
+        """Nodes that run and have something of the stage."""
+        return [node for node in self.nodes.values() if not node.dead and not node.frozen and stage in node.seats]
 
     def tell(self, node: SimNode, what: str | Note) -> None:
         """One line for the story."""
@@ -224,6 +233,8 @@ class World:
             self.num_unreachable += 1
             return
         message = self._wire(command.message) if self._wire else command.message
+        if self.traffic:
+            self.traffic.note(node.peer, receiver.peer, command.message)
         for at in self.network.control(node.peer, receiver.peer, self.now):
             self.post(at, receiver, self._deliver, receiver, node, message)
 

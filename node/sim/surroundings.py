@@ -30,3 +30,6 @@ class Surroundings(Protocol):
 
     def handle(self, node: SimNode, event: Event) -> None:
         """Let the node decide about the event and carry out what follows."""
+
+    def running(self, stage: int) -> list[SimNode]:
+        """Nodes that run and have something of the stage."""

@@ -71,6 +71,7 @@ class Works:
         self._world = world
         self._reduces: dict[tuple[int, int, int, Any], Gathered] = {}
         self.copies = Copies(world)
+        self.gradient_bytes = GRADIENT_BYTES
         self.commands: dict[type[Command], Callable[[SimNode, Any], None]] = {
             Compute: self._queue_job,
             Apply: self._queue_job,
@@ -224,7 +225,7 @@ class Works:
             return 0.001
         network = self._world.network
         latency = max(network.latency(a, b) for a in peers for b in peers if a != b)
-        return 2 * latency + 2 * GRADIENT_BYTES / min(network.rate(peer) for peer in peers)
+        return 2 * latency + 2 * self.gradient_bytes / min(network.rate(peer) for peer in peers)
 
     def _reduced(self, node: SimNode, gathered: Gathered, digest: str, seconds: float) -> None:
         command = gathered.command

@@ -1,0 +1,212 @@
+"""What simulated nodes may know together, because it is a function of the decided records and of who lives.
+
+A thousand nodes that each derive the roster after every record, and count the heartbeats of their neighbours, do the same work
+a thousand times. Here the first one does it, and a node's silence is looked up in the world. Decisions stay the node's own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from node.sim.nodes import SimNode
+from protocol.chain import Chain, Decided, Past
+from protocol.ids import Member, PeerId, RecordId
+from protocol.manifest import Manifest
+from protocol.records import Commit, Record, Seating, Share, record_id
+from protocol.view import PeerNews, View
+
+DERIVED = (
+    "head",
+    "height",
+    "step",
+    "tokens",
+    "loss",
+    "state_ids",
+    "squared_norms",
+    "generations",
+    "rebuilds",
+    "regained",
+    "lineage",
+    "seatings",
+    "voters",
+    "seen",
+    "_members",
+    "_active",
+)
+"""Attributes of a `Chain` that follow from its records alone."""
+MAX_KNOWN = 400
+"""Records of which the consequences are remembered."""
+
+
+@dataclass(slots=True)
+class Seats:
+    """A roster by stage and by member."""
+
+    by_stage: defaultdict[int, list[Seating]] = field(default_factory=lambda: defaultdict(list))
+    by_member: defaultdict[Member, list[Seating]] = field(default_factory=lambda: defaultdict(list))
+
+
+class Records:
+    """What follows from each record after each head."""
+
+    def __init__(self) -> None:
+        self.after: dict[tuple[RecordId, RecordId], dict[str, Any]] = {}
+        self.fits: dict[tuple[RecordId, RecordId], str] = {}
+        self._names: dict[int, tuple[Record, RecordId]] = {}
+        self._seats: dict[int, tuple[list[Seating], Seats]] = {}
+
+    def name(self, record: Record) -> RecordId:
+        """Its id; the object is remembered."""
+        known = self._names.get(id(record))
+        if known is None:
+            known = self._names[id(record)] = record, record_id(record)
+            _trim(self._names)
+        return known[1]
+
+    def seats(self, seatings: list[Seating]) -> Seats:
+        """The roster, put in order once."""
+        known = self._seats.get(id(seatings))
+        if known is None:
+            seats = Seats()
+            for seating in seatings:
+                seats.by_stage[seating.stage].append(seating)
+                seats.by_member[seating.member].append(seating)
+            known = self._seats[id(seatings)] = seatings, seats
+            _trim(self._seats)
+        return known[1]
+
+    def trim(self) -> None:
+        """Forget the oldest."""
+        _trim(self.after)
+        _trim(self.fits)
+
+
+def _trim(known: dict[Any, Any]) -> None:
+    while len(known) > MAX_KNOWN:
+        del known[next(iter(known))]
+
+
+class SharedChain(Chain):
+    """A `Chain` that takes over what another one has derived from the same record after the same head."""
+
+    def __init__(self, manifest: Manifest, founder: Member | None, shared: Records | None = None) -> None:
+        if shared is not None:
+            self._shared = shared
+        super().__init__(manifest, founder)
+
+    def fits(self, record: Record) -> str:
+        """See `Chain`."""
+        key = self.head, self._shared.name(record)
+        found = self._shared.fits.get(key)
+        if found is None:
+            found = self._shared.fits[key] = super().fits(record)
+        return found
+
+    def append(self, record: Record, shares: tuple[Share, ...]) -> RecordId:
+        """See `Chain`."""
+        key = self.head, self._shared.name(record)
+        after = self._shared.after.get(key)
+        if after is None:
+            self.state_ids, self.generations = list(self.state_ids), list(self.generations)
+            self.rebuilds, self.regained = dict(self.rebuilds), dict(self.regained)
+            super().append(record, shares)
+            after = self._shared.after[key] = {name: getattr(self, name) for name in DERIVED}
+            if isinstance(record, Commit):
+                after["past"] = self.past[-1]
+            self._shared.trim()
+            return self.head
+        past: Past | None = after.get("past")
+        for name in DERIVED:
+            setattr(self, name, after[name])
+        self._kept.append((self.head, Decided(record, shares)))
+        if past:
+            self.past.append(past)
+        return self.head
+
+    def seats_of(self, member: Member) -> list[Seating]:
+        """What the member is seated at."""
+        return self._shared.seats(self.seatings).by_member.get(member, [])
+
+    def seated(self, stage: int) -> list[Seating]:
+        """See `Chain`."""
+        return list(self._shared.seats(self.seatings).by_stage.get(stage, ()))
+
+    def active(self, stage: int) -> list[Seating]:
+        """See `Chain`."""
+        return [s for s in self._shared.seats(self.seatings).by_stage.get(stage, ()) if s.role == "active"]
+
+    def holders(self, stage: int) -> list[Seating]:
+        """See `Chain`."""
+        return [s for s in self._shared.seats(self.seatings).by_stage.get(stage, ()) if s.role != "learner"]
+
+
+class Lives:
+    """Who lives in the world. `silent`: since when nothing was heard of those that do not."""
+
+    def __init__(self, nodes: dict[PeerId, SimNode]) -> None:
+        self.nodes = nodes
+        self.silent: dict[PeerId, float] = {}
+
+    def news(self, peer: PeerId, now: float) -> PeerNews | None:
+        """What the peer's newest heartbeat says, wherever it is heard."""
+        node = self.nodes.get(peer)
+        if node is None or peer in self.silent:
+            return None
+        state: Any = node.state
+        ballot = max(state.ballot, state.acceptor.promised, state.acceptor.floor)
+        step, attempt = (state.bench.open.step, state.bench.open.attempt) if state.bench.open else (0, 0)
+        return PeerNews(node.spec.member.incarnation, ballot, state.chain.head, step, attempt, now)
+
+
+class News(dict[PeerId, PeerNews]):
+    """Of peers that live, the newest; nothing else is remembered."""
+
+    def __init__(self, view: LivesView) -> None:
+        super().__init__()
+        self._view = view
+
+    def get(self, peer: PeerId, default: Any = None) -> Any:
+        """What it says now."""
+        return self._view.lives.news(peer, self._view.now) or default
+
+    def __getitem__(self, peer: PeerId) -> PeerNews:
+        """The same, of one that is known to live."""
+        news = self._view.lives.news(peer, self._view.now)
+        if news is None:
+            raise KeyError(peer)
+        return news
+
+    def __setitem__(self, peer: PeerId, news: PeerNews) -> None:
+        """It is known already."""
+
+
+class LivesView(View):
+    """A `View` that looks up who lives: between two that live, heartbeats come."""
+
+    def __init__(self, lapse_s: float, lives: Lives) -> None:
+        super().__init__(lapse_s)
+        self.lives = lives
+        self.now = 0.0
+        self.news = News(self)
+
+    def tick(self, heard: dict[PeerId, float], now: float) -> None:
+        """Time has passed; nobody sleeps here without being asked to."""
+        self.now = now
+
+    def silent_s(self, peer: PeerId, now: float) -> float:
+        """See `View`."""
+        self.now = now
+        since, heard_at = self.lives.silent.get(peer), self._heard_at.get(peer)
+        return 0.0 if since is None or heard_at is None else max(0.0, now - max(since, heard_at))
+
+    def beats(self, member: Member, now: float) -> bool:
+        """See `View`."""
+        self.now = now
+        news = self.lives.news(member.peer, now)
+        return news is not None and news.incarnation == member.incarnation
+
+    def misses(self) -> bool:
+        """Is somebody silent whose silence counts here?"""
+        return not self._heard_at.keys().isdisjoint(self.lives.silent.keys())

@@ -1,0 +1,90 @@
+"""The sparse world of a thousand nodes against the full one: the same swarm, the same losses, the same course."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from node.sim.faults import Strike
+from node.sim.scale import Lived, Scale, Wanted, main
+from node.sim.sparse import SparseWorld
+from node.sim.traffic import FRAME_BYTES, Traffic, kind_of
+from node.transport.frames import encode_message
+from protocol.ids import Ballot
+from protocol.messages import Decide, Heartbeat, VoidStep
+from protocol.records import Roster
+
+SMALL = Wanted(nodes=10, stages=4, microbatches=8, hours=0.1, loss=0.99, busy_s=10.0, pinned=True)
+
+
+def both(wanted: Wanted) -> tuple[Lived, Lived]:
+    return Scale(replace(wanted, full=True)).run(), Scale(wanted).run()
+
+
+def assert_alike(full: Lived, sparse: Lived) -> None:
+    """Chance differs in when messages arrive, not in who is lost when: a step or two more or less, no other recovery."""
+    assert sparse.losses == full.losses > 0
+    assert sparse.returns == full.returns
+    assert sparse.recoveries == full.recoveries
+    assert sparse.step_s == pytest.approx(full.step_s, rel=0.05)
+    assert abs(sparse.commits - full.commits) <= 2 + full.commits // 10
+    assert sparse.takeovers == full.takeovers
+    assert sparse.ordinary_bytes == pytest.approx(full.ordinary_bytes, rel=0.2)
+    assert sparse.coordinator_bytes == pytest.approx(full.coordinator_bytes, rel=0.2)
+
+
+def test_the_sparse_world_takes_the_course_of_the_full_one() -> None:
+    full, sparse = both(SMALL)
+    assert_alike(full, sparse)
+    assert sparse.recoveries, "nothing regrew: the test shows little"
+    assert sparse.events < full.events / 3
+
+
+@pytest.mark.full
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("seed", [2, 3])
+def test_it_does_so_where_many_are_lost(seed: int) -> None:
+    assert_alike(*both(replace(SMALL, hours=0.5, seed=seed)))
+
+
+def test_a_sparse_swarm_is_a_function_of_its_seed() -> None:
+    first, again, other = (Scale(replace(SMALL, seed=seed)).run() for seed in (1, 1, 2))
+    assert replace(first, cpu_s=again.cpu_s) == again
+    assert other.events != first.events
+
+
+def test_who_has_no_reason_sleeps_and_wakes_when_a_neighbour_dies() -> None:
+    scale = Scale(replace(SMALL, loss=0.0, hours=0.0))
+    scale.run()
+    world = scale.world
+    assert isinstance(world, SparseWorld)
+    world.run(lambda: False, 20.0)
+    before = world.num_ticks
+    world.run(lambda: False, 10.0)
+    assert world.num_ticks - before <= 2 * 40, "more look at the clock than the coordinator and a learner"
+    victim = next(node for node in world.alive() if not node.spec.founder)
+    world.hit(victim, Strike("crash", 0, 0, "forward"))
+    before = world.num_ticks
+    world.run(lambda: False, 2.0)
+    assert world.num_ticks - before > 3 * 8
+
+
+def test_bytes_are_those_of_the_wire() -> None:
+    ballot = Ballot(1, "a")
+    void, decide = VoidStep(ballot, 1, 1, "why"), Decide(ballot, Roster("", 0, (), (), ()), ())
+    traffic = Traffic()
+    for message in (void, decide, Heartbeat(1, ballot, "", 0, 0)):
+        traffic.note("a", "b", message)
+        traffic.note("a", "a", message)
+    assert kind_of(decide) == "Decide Roster"
+    assert traffic.sent["a"]["VoidStep"] == len(encode_message(void)) + FRAME_BYTES
+    assert traffic.received["b"] == traffic.sent["a"]
+    assert traffic.of("b")["control"] == sum(len(encode_message(m)) + FRAME_BYTES for m in (void, decide))
+
+
+@pytest.mark.parametrize("arguments", [["--nodes", "9"], ["--loss", "1"]])
+def test_a_swarm_that_cannot_be_is_refused_in_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert "--nodes must be more than --stages" in capsys.readouterr().err

@@ -100,14 +100,17 @@ class Copies:
 
     def _reached(self, node: SimNode, stage: int) -> list[SimNode]:
         """Nodes that have something of the stage, run and answer this one, itself included."""
-        world = self._world
-        return [n for n in world.running(stage) if not world.network.parted((n.peer, node.peer), world.now)]
+        return [n for n in self._world.running(stage) if self._answers(n, node)]
+
+    def _answers(self, donor: SimNode, node: SimNode) -> bool:
+        parted = self._world.network.parted((donor.peer, node.peer), self._world.now)
+        return not (donor.dead or donor.frozen or parted)
 
     def _mixed(self, node: SimNode, command: Regrow, round_: int, donors: list[SimNode], seconds: float) -> None:
         stage = command.stage
         if self._learning.get((node, stage)) != round_:
             return
-        if not set(donors) <= set(self._reached(node)):
+        if not all(self._answers(donor, node) for donor in donors):
             self.num_failed += 1
             self._mix(node, command, round_)
             return
@@ -176,7 +179,7 @@ class Copies:
         stage = seat.stage
         if self._learning.get((node, stage)) != round_:
             return
-        if donor not in self._reached(node):
+        if not self._answers(donor, node):
             self.num_failed += 1
             self._copy(node, stage, round_, have)
             return

@@ -19,6 +19,7 @@ SMALL = Wanted(nodes=10, stages=4, microbatches=8, hours=0.1, loss=0.99, busy_s=
 
 
 def both(wanted: Wanted) -> tuple[Lived, Lived]:
+    """(in the full world, in the sparse one)"""
     return Scale(replace(wanted, full=True)).run(), Scale(wanted).run()
 
 
@@ -42,10 +43,15 @@ def test_the_sparse_world_takes_the_course_of_the_full_one() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("seed", [2, 3])
-def test_it_does_so_where_many_are_lost(seed: int) -> None:
-    assert_alike(*both(replace(SMALL, hours=0.5, seed=seed)))
+@pytest.mark.timeout(300)
+def test_over_several_seeds_it_commits_and_regrows_as_much() -> None:
+    """One swarm's course hangs on moments: the coordinator may be lost just before it commits or just after."""
+    wanted = replace(SMALL, hours=0.3, loss=0.8)
+    pairs = [both(replace(wanted, seed=seed)) for seed in range(10, 14)]
+    for full, sparse in pairs:
+        assert (sparse.losses, sparse.returns) == (full.losses, full.returns)
+    assert sum(sparse.goodput for _, sparse in pairs) == pytest.approx(sum(full.goodput for full, _ in pairs), rel=0.15)
+    assert abs(sum(sum(s.recoveries.values()) - sum(f.recoveries.values()) for f, s in pairs)) <= 2
 
 
 def test_a_sparse_swarm_is_a_function_of_its_seed() -> None:

@@ -95,7 +95,7 @@ class Ledger:
 
     def complete(self) -> bool:
         """Every replica on the roster, active and passive, holds the whole sum."""
-        return len(self.reduced) == sum(map(len, self.seats))
+        return all((s.stage, s.member) in self.reduced for row in self.seats for s in row)
 
     def missing(self) -> list[tuple[int, Member]]:
         """Replicas that have not reported the sum yet."""

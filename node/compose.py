@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -88,9 +88,19 @@ class Source:
     """Settings that nobody set: their ports may give way."""
 
 
+def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Handler of the event loop. A connection is dropped as soon as the peer's certificate is seen; if the peer says more just
+    then, uvloop answers on the dropped one and calls it fatal: nothing that people should read a traceback for."""
+    if context.get("message") == "Fatal error on SSL protocol":
+        log.debug("a handshake was dropped: %s", context.get("exception"))
+    else:
+        loop.default_exception_handler(context)
+
+
 def run_node(settings: NodeSettings, source: Source) -> int:
     """Run a node until it leaves; returns the exit code. Raises `UnusableError` for what its user must change."""
     with Signals() as signals, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.get_loop().set_exception_handler(on_loop_error)
         node = _Node(settings, source, signals)
         try:
             return runner.run(node.run())

@@ -17,7 +17,7 @@ from node.sim.mixture import KINDS, Mixture, Options, kinds_of
 from node.sim.soak import Tally, live
 
 SEEDS = range(12)
-MORE_SEEDS = range(10_000, 10_200)
+MORE_SEEDS = range(20_000, 20_100)
 MAX_TOLD = 5
 
 

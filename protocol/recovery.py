@@ -186,7 +186,13 @@ class Recovery:
         return Next(f"{why}: {short.heir.peer[-8:]} gets its weights alone", record)
 
     def _newcomer(self, stage: int, now: float) -> Member | None:
-        """A node without a seat, those first that asked for this stage; a replica that its stage can spare; a neighbour."""
+        """Who came to copy the stage when its last holder went; a node without a seat, those first that asked for this stage; a
+        replica that its stage can spare; a neighbour."""
+        going = self._members.handover.leaving
+        waiting = [s.member for s in self._chain.seated(stage) if s.role == "learner" and s.member not in going]
+        for member in waiting:
+            if not self._view.lapsed(member.peer, now):
+                return member
         spares = self._members.spares(stage)
         if spares:
             return spares[0]

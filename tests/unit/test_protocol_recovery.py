@@ -237,6 +237,19 @@ def test_a_spare_that_asked_for_the_stage_comes_first_and_one_without_the_memory
     assert lost.rebuild(10.0).joins[0].member == Member("b", 1)
 
 
+def test_who_copied_the_stage_when_its_holder_went_takes_it_before_all_others() -> None:
+    lost = Lost()
+    lost.chain.append(Roster(lost.chain.head, 1, (Seating(2, NEW, "learner"),), (), (LEAD,)), ())
+    holder = lost.chain.holders(2)
+    lost.chain.append(Roster(lost.chain.head, 1, (), tuple(holder), (LEAD,)), ())
+    lost.wish(Member("spare", 1), stage=2)
+    lost.view.expect(NEW.peer, 10.0)
+    record = lost.rebuild(10.0)
+    assert record.joins == (Seating(2, NEW, "active", 1),)
+    lost.members.on_leave(NEW, "it goes", 10.0)
+    assert lost.rebuild(10.0).joins[0].member == Member("spare", 1)
+
+
 def test_a_replica_that_can_be_spared_comes_before_a_second_seat() -> None:
     manifest = a_run()
     lost = Lost(2, manifest=manifest, replicas=1)

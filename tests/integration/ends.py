@@ -84,10 +84,11 @@ class Ending:
         self._began, self._signum = time.monotonic(), signum
         self.node.send(signum)
 
-    def check(self, allowed: set[int] | None = None) -> int:
-        """Waits for the end; the exit code. Without `allowed` it must be 0 or say by which signal."""
+    def check(self, allowed: set[int] | None = None, limit_s: float = EXIT_LIMIT_S) -> int:
+        """Waits for the end; the exit code. Without `allowed` it must be 0 or say by which signal. A last holder of a stage may
+        take until its notice is over: a longer `limit_s`."""
         node, words = self.node, lambda: f"{self.node.name}: " + "\n".join(self.node.last_words())
-        wait_for(f"{node.name} ended", lambda: node.exit_code is not None, EXIT_LIMIT_S, words)
+        wait_for(f"{node.name} ended", lambda: node.exit_code is not None, limit_s, words)
         self.seconds = time.monotonic() - self._began
         code = node.exit_code
         assert code in (allowed or {0, 128 + self._signum}), f"exit code {code}\n{words()}"
@@ -99,12 +100,13 @@ class Ending:
         return code
 
 
-def end_all_at_once(nodes: list[NodeProcess], signum: int = signal.SIGTERM) -> list[int]:
-    """Signal all, then check all; exit codes."""
+def end_all_at_once(nodes: list[NodeProcess], signum: int = signal.SIGTERM, notice_s: float = 0.0) -> list[int]:
+    """Signal all, then check all; exit codes. `notice_s`: of a run in which one may come to be the last holder of a stage
+    before all have gone."""
     endings = [Ending(node) for node in nodes]
     for ending in endings:
         ending.send(signum)
-    codes = [ending.check() for ending in endings]
+    codes = [ending.check(limit_s=EXIT_LIMIT_S + notice_s) for ending in endings]
     print(f"{signal.Signals(signum).name} to {len(nodes)} at once: ended within {max(e.seconds for e in endings):.2f} s")
     return codes
 

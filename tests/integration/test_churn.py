@@ -22,6 +22,7 @@ from tests.tools.swarm import Swarm, swarm
 
 NUM_BLOCK_STAGES, NUM_MICROBATCHES = 2, 8
 CALM = 10
+NOTICE_S = 20.0
 LATENCY_S, RATE_BYTES_S = 0.08, 150_000.0
 TOLERANCE = 1e-5
 """Relative, of a step's loss: sums change their order with who computes what, which moved it by 1e-7; nothing else changes."""
@@ -37,6 +38,7 @@ def write_run(folder: Path, **changes: Any) -> Path:
         "evaluation__every_steps": 0,
         "timing__heartbeat_s": 0.5,
         "timing__lapse_heartbeats": 6,
+        "timing__leave_notice_s": NOTICE_S,
     }
     return write_manifest(folder, **(fixed | changes))
 
@@ -165,7 +167,7 @@ def assert_all_is_well(crowd: Crowd) -> None:
         assert len(same) == 1, seats
     assert crowd.num_compared >= 20
     living = crowd.living()
-    assert end_all_at_once(living) == [0] * len(living)
+    assert end_all_at_once(living, notice_s=NOTICE_S) == [0] * len(living)
     steps = len(crowd.losses())
     commits = assert_counted_once(crowd.logs(), NUM_MICROBATCHES)
     assert min(commits[stage] for stage in range(NUM_BLOCK_STAGES + 1)) >= steps

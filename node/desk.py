@@ -80,6 +80,8 @@ class Desk:
         wrong = self._refusal(order, self._state.orders.serial)
         if wrong:
             raise ValueError(wrong)
+        if self._state.orders.stopped and order.action != "stop":
+            raise ValueError(f"order {order.action} comes too late: the organiser has stopped the run")
         member = self._state.config.member
         self._runtime.dispatch(MessageReceived(member.peer, member.incarnation, order))
         return f"order {order.action} passed on to the coordinator"

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.averaging import sources_of
 from protocol.chain import Chain
+from protocol.commands import DropSeat, Regrow
 from protocol.ids import Member
 from protocol.manifest import Manifest, OptimizerSection
 from protocol.membership import Membership
@@ -17,7 +19,7 @@ from protocol.recipes import CLIPPED_EXTRA, MomentShares, moment_shares, recipe,
 from protocol.records import Rebuild, Role, Roster, Seating, Source
 from protocol.recovery import Next, Recovery
 from protocol.view import View
-from tests.tools.core import BALLOT, LEAD, a_manifest
+from tests.tools.core import BALLOT, LEAD, Core, a_manifest, holders
 from tests.unit.test_protocol_members import a_chain, apply, commit
 
 NEW = Member("new", 1)
@@ -248,6 +250,20 @@ def test_who_copied_the_stage_when_its_holder_went_takes_it_before_all_others() 
     assert record.joins == (Seating(2, NEW, "active", 1),)
     lost.members.on_leave(NEW, "it goes", 10.0)
     assert lost.rebuild(10.0).joins[0].member == Member("spare", 1)
+
+
+def test_what_it_was_copying_is_given_up_before_it_makes_the_stage_anew() -> None:
+    manifest = a_run()
+    learner = Seating(2, NEW, "learner")
+    core = Core(manifest, NEW.peer, [*holders(manifest), learner])
+    chain = core.state.chain
+    commit(chain, manifest)
+    leaves = tuple(chain.holders(2))
+    core.decide(Roster(chain.head, 1, (), leaves, (LEAD,)))
+    sources = sources_of(2, chain, manifest)
+    out = core.decide(Rebuild(chain.head, 1, 2, 1, sources, (Seating(2, NEW, "active", 1),), (LEAD,)))
+    assert [type(c) for c in out if isinstance(c, DropSeat | Regrow)] == [DropSeat, Regrow]
+    assert list(chain.seated(2)) == [Seating(2, NEW, "active", 1)]
 
 
 def test_a_replica_that_can_be_spared_comes_before_a_second_seat() -> None:

@@ -54,6 +54,7 @@ from protocol.messages import (
     ReduceHeader,
     ReduceMember,
     SeatWork,
+    Standing,
     StartReduce,
     VoidStep,
 )
@@ -310,10 +311,14 @@ def test_orders_pass_only_with_the_organisers_signature_and_refusals_do_not_fill
     async def script(life: Life) -> None:
         for n in range(1000):
             life.world.message("you", 1, Order("stop", n, "bad"))
+        life.world.message("you", 1, Standing(BALLOT, "training", "", 1, -1, 0.0, 0, Order("stop", 2, "bad")))
         life.world.message("you", 1, Order("pause", 1, "good"))
+        life.world.message("you", 1, Standing(BALLOT, "paused", "", 1, -1, 0.0, 0, Order("pause", 1, "good")))
+        life.world.message("you", 1, Standing(BALLOT, "waiting", "", 1, -1, 0.0))
 
     life.go(script)
-    assert [e.message.action for e in life.state.of(MessageReceived)] == ["pause"]
+    passed = [e.message for e in life.state.of(MessageReceived)]
+    assert [m.action if isinstance(m, Order) else m.phase for m in passed] == ["pause", "paused", "waiting"]
     assert [note[0] for note in life.world.notes] == ["refused"]
 
 

@@ -11,9 +11,11 @@ own, which needs no vote: nobody else makes a record of that name, and all that 
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from protocol.acceptor import MAX_TOLD
 from protocol.chain import Chain, is_quorum
-from protocol.fork import fork_roster, uncovered
+from protocol.fork import fork_roster, may_part
 from protocol.ids import Ballot, Member
 from protocol.messages import Held, Prepare, Promise, Proposed
 from protocol.proposal import Proposal
@@ -69,14 +71,14 @@ class Candidate:
         """A quorum promised, and none of those that did holds anything: the rest of the chain is this ballot's to write."""
         return self._has_quorum() and not any(promise.held for promise in self._counted().values())
 
-    def fork(self, me: Member, wait: bool) -> Roster | None:
-        """The Roster of those that promised, if they hold every stage; None if not, or if a quorum promised. `wait`: for all
-        that were asked."""
+    def fork(self, me: Member, wait: bool, heard: Collection[Member] = ()) -> Roster | None:
+        """The Roster of those that promised, if they can go on (`may_part`); None if not, or if a quorum promised. `wait`: for
+        all that were asked. `heard`: who answers now."""
         chain = self._chain
         here = {m for m in self.forks if m in self.promises and self.promises[m].head == chain.head}
-        if self.proposal or self._has_quorum() or me not in here or (wait and here != self.forks) or uncovered(chain, here):
+        if self.proposal or self._has_quorum() or me not in here or (wait and here != self.forks):
             return None
-        return fork_roster(chain, self.ballot, here, me)
+        return fork_roster(chain, self.ballot, here, me) if may_part(chain, here, heard) else None
 
     @property
     def num_promised(self) -> int:

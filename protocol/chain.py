@@ -73,12 +73,19 @@ class Chain:
         """Number of decided records up to the head."""
         self.lineage: RecordId = ""
         """The newest Roster on it that forked; '' = none did."""
+        self.lossy_forks = 0
+        """How many Rosters on it forked and left a stage without a holder: the others may have gone on with theirs."""
         self.past: deque[Past] = deque(maxlen=KEPT_COMMITS)
         self.seen: dict[PeerId, None] = {founder.peer: None} if founder else {}
         """Peers that ever had a seat, as far as is known here: the newest."""
         self._members: dict[PeerId, Member] = {}
         self._active: set[tuple[int, PeerId]] = set()
         self._kept: deque[tuple[RecordId, Decided]] = deque(maxlen=KEPT_RECORDS)
+
+    @property
+    def manifest(self) -> Manifest:
+        """Of the run."""
+        return self._manifest
 
     def fits(self, record: Record) -> str:
         """'' if the record may follow the head, else what is wrong with it."""
@@ -182,9 +189,10 @@ class Chain:
             self.squared_norms = [result.squared_norm for result in record.results]
             self.rebuilds, self.regained = {}, {}
         elif isinstance(record, Roster):
+            self._seat(record)
             if is_fork(record):
                 self.lineage = self.head
-            self._seat(record)
+                self.lossy_forks += not all(self.holders(stage) for stage in range(self._manifest.num_stages))
         else:
             self._rebuild(record)
         return self.head
@@ -226,6 +234,7 @@ class Chain:
             tuple(self.squared_norms),
             tuple(self.generations),
             tuple(self.rebuilds.values()),
+            self.lossy_forks,
         )
 
     def adopt(self, summary: Summary) -> str:
@@ -239,11 +248,14 @@ class Chain:
             len(summary.state_ids),
         ):
             return f"it has {len(summary.generations)} generations and {len(summary.squared_norms)} norms"
+        if not 0 <= summary.lossy_forks <= (summary.height if summary.lineage else 0):
+            return f"it has parted {summary.lossy_forks} times with a loss in {summary.height} records"
         wrong = self._roster_fits(Roster(summary.head, self.step, summary.seatings, tuple(self.seatings), summary.voters))
         if wrong:
             return wrong
         self.head, self.height, self.step, self.tokens = summary.head, summary.height, summary.step, summary.tokens
         self.loss, self.lineage = summary.loss if summary.step else None, summary.lineage
+        self.lossy_forks = summary.lossy_forks
         self.state_ids, self.voters = list(summary.state_ids), summary.voters
         self.squared_norms, self.generations = list(summary.squared_norms), list(summary.generations)
         self.rebuilds = {rebuild.stage: rebuild for rebuild in summary.rebuilds}

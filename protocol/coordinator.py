@@ -10,6 +10,7 @@ from __future__ import annotations
 from protocol.assignment import make_plan
 from protocol.chain import Chain, choose_voters
 from protocol.commands import Command, Introduce, Note, SendMessage
+from protocol.fork import leaves_behind
 from protocol.herald import Herald
 from protocol.ids import ATTEMPTS_PER_TERM, Ballot, Member, PeerId, RecordId
 from protocol.ledger import Ledger, contacts_of
@@ -142,7 +143,7 @@ class Coordinator:
             self.herald.tell(peer)
         if beat.head != self._chain.head:
             self._told_at[peer] = now
-            self.send_records(peer, beat.head)
+            self.send_records(heard, beat.head)
         if member is None or self._proposal is not None:
             return
         if ledger and not ledger.names(beat.step, beat.attempt):
@@ -187,11 +188,11 @@ class Coordinator:
         if self._proposal:
             self._proposal.enter(member, message)
 
-    def on_records_wanted(self, peer: PeerId, head: RecordId, now: float) -> None:
+    def on_records_wanted(self, wants: Member, head: RecordId, now: float) -> None:
         """A peer lacks what came after `head`; it is answered once per heartbeat."""
-        if now - self._asked_at.get(peer, -1e9) >= self._manifest.timing.heartbeat_s:
-            self._asked_at[peer] = now
-            self.send_records(peer, head)
+        if now - self._asked_at.get(wants.peer, -1e9) >= self._manifest.timing.heartbeat_s:
+            self._asked_at[wants.peer] = now
+            self.send_records(wants, head)
 
     def on_stalled(self, member: Member, message: Stalled, now: float) -> None:
         """A seat cannot finish the attempt."""
@@ -422,9 +423,12 @@ class Coordinator:
         seated = [] if isinstance(record, Commit) else [s.member.peer for s in record.joins]
         self._send(peer, Decide(self.ballot, record, kept, contacts_of(list(dict.fromkeys(seated)), self.addresses)))
 
-    def send_records(self, peer: PeerId, head: RecordId) -> None:
-        """Send what was decided after `head`; where this node has not got all of it any more, where the chain stands."""
-        after = self._chain.after(head)
+    def send_records(self, to: Member, head: RecordId) -> None:
+        """Send what was decided after `head`; where this node has not got all of it any more, where the chain stands. Whoever
+        was left behind is not led from here: it would wait for what it cannot learn."""
+        peer, after = to.peer, self._chain.after(head)
+        if any(leaves_behind(to, decided.record) for decided in after or ()):
+            return
         if after is None and peer in self._chain.seen:
             contacts = contacts_of([m.peer for m in self._chain.members()], self.addresses)
             self._send(peer, self._chain.summary(self.ballot, contacts))

@@ -1,8 +1,11 @@
-"""Going on without a quorum: who is still there, whether together they hold every stage, and the record that parts them from
-the rest.
+"""Going on without a quorum: who is still there, whether together they hold every stage or can make it again, and the record
+that parts them from the rest.
 
 What a minority held when it parted is not taken over: it cannot know whether a quorum holds it too, and a record that is
 decided without a quorum of its parent's voters would stand beside what the others decide. The open step is run again.
+
+A stage that none of them holds is rebuilt later as any lost one. But they may be the ones that are cut off: so a lineage that
+parted *with a loss* counts it (`Chain.lossy_forks`), and ranks below all that lost less (`protocol.meeting`).
 """
 
 from __future__ import annotations
@@ -32,6 +35,23 @@ def uncovered(chain: Chain, members: Collection[Member]) -> list[int]:
     return [s for s in range(len(chain.state_ids)) if all(x.member not in members for x in chain.holders(s))]
 
 
+def unmakeable(chain: Chain, members: Collection[Member]) -> list[int]:
+    """Of these stages none of the members has the whole state, and they cannot make it again: they have to wait for a holder. A
+    stage that is itself being made is nobody's source: whoever is seated there may not have it yet."""
+    lacking, manifest = uncovered(chain, members), chain.manifest
+    if manifest.recovery.policy == "none":
+        return lacking
+    sources = [s for s in range(1, manifest.num_stages) if s not in lacking and s not in chain.rebuilds]
+    return [s for s in lacking if s == 0 or not sources]
+
+
+def may_part(chain: Chain, stay: Collection[Member], heard: Collection[Member]) -> bool:
+    """May `stay` go on by themselves? Not without a source for every stage; and no stage is made again of which a holder is
+    heard, who only has not promised yet."""
+    lacking = uncovered(chain, stay)
+    return not unmakeable(chain, stay) and not any(x.member in heard for s in lacking for x in chain.holders(s))
+
+
 def fork_roster(chain: Chain, ballot: Ballot, stay: Collection[Member], me: Member) -> Roster:
     """The record with which `stay` part from everybody else, `me` first among the voters."""
     seats = [s for s in chain.seatings if s.member in stay]
@@ -42,12 +62,17 @@ def fork_roster(chain: Chain, ballot: Ballot, stay: Collection[Member], me: Memb
 
 
 def parts_from(me: Member, record: Record, chain: Chain) -> bool:
-    """Does the record part others from this node, which has a seat? Then it begins a lineage of theirs, and is not for this
-    node to learn."""
-    if not is_fork(record) or not isinstance(record, Roster):
+    """Does the record part others from this node, which holds a stage? Then it begins a lineage of theirs, and is not for this
+    node to learn. A learner has nothing to go on with, and may only have heard of its seat when it was lost already."""
+    if not is_fork(record):
         return False
-    mine = {s.stage for s in chain.seatings if s.member == me}
+    mine = {s.stage for s in chain.seatings if s.member == me and s.role != "learner"}
     return bool(mine) and mine <= {s.stage for s in record.leaves if s.member == me}
+
+
+def leaves_behind(member: Member, record: Record) -> bool:
+    """Is it a record with which others parted from the member, though it held a stage? It lives on in another lineage."""
+    return is_fork(record) and any(s.member == member and s.role != "learner" for s in record.leaves)
 
 
 class Roll:

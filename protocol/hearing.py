@@ -45,7 +45,7 @@ def hear(coordinator: Coordinator, chain: Chain, member: Member, message: Messag
         if message.member == member:
             coordinator.on_wish(message, now)
     elif isinstance(message, RecordsWanted):
-        coordinator.on_records_wanted(member.peer, message.head, now)
+        coordinator.on_records_wanted(member, message.head, now)
     elif isinstance(message, Held):
         if member in chain.voters:
             coordinator.on_held(member, message)

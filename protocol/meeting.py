@@ -1,9 +1,13 @@
 """Lineages that meet: which one survives, and how the other is given up without both being given up.
 
-Coordinators that find each other in the directory say where they stand. Of two lineages the one with the higher (step, ballot)
-survives, if its coordinator hears holders of every stage; one that lacks a stage never does. The lower one offers to give
-itself up; only when the other has accepted does it tell its members. Who has accepted gives up nothing for a while, and of two
-that offer at once only the higher ballot accepts: so they never both go.
+Coordinators that find each other in the directory say where they stand. Of two lineages the one that parted less often with a
+loss, then with the higher (step, ballot) survives, if its coordinator hears holders of every stage. The step comes second: who
+was cut off alone from a living swarm and made the rest again of what it had trains fast and learns little. One that lacks a
+stage never survives another; but while it has a quorum and can make the stage again, it does not give way to one that parted
+more often with a loss either: it goes on, and outranks that one soon.
+
+The lower one offers to give itself up; only when the other has accepted does it tell its members. Who has accepted gives up
+nothing for a while, and of two that offer at once only the higher ballot accepts: so they never both go.
 
 Nobody gives a lineage up for a stranger: the other coordinator, and at least half of its voters, must have had a seat in this
 one. A member that nobody leads, and that hears no lineage of its own that could go on, offers only itself.
@@ -15,9 +19,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from protocol.chain import Chain
+from protocol.chain import Chain, is_quorum
 from protocol.commands import Command, Note, SendMessage
-from protocol.fork import uncovered
+from protocol.fork import uncovered, unmakeable
 from protocol.ids import Ballot, Member, PeerId
 from protocol.manifest import Manifest
 from protocol.messages import Meeting
@@ -60,9 +64,16 @@ class Meetings:
 
     def covers(self, ballot: Ballot, now: float) -> bool:
         """Do those that were just heard, and that follow this ballot, hold every stage?"""
+        return not uncovered(self._chain, self._here(ballot, now))
+
+    def _goes_on(self, ballot: Ballot, now: float) -> bool:
+        """Can they decide, and make again whatever they do not hold?"""
+        here = self._here(ballot, now)
+        return is_quorum(here, self._chain.voters) and not unmakeable(self._chain, here)
+
+    def _here(self, ballot: Ballot, now: float) -> set[Member]:
         news, view = self._view.news, self._view
-        here = {m for m in self._chain.members() if view.beats(m, now) and news[m.peer].ballot == ballot}
-        return not uncovered(self._chain, here | {self._me})
+        return {m for m in self._chain.members() if view.beats(m, now) and news[m.peer].ballot == ballot} | {self._me}
 
     def look(self, rivals: Iterable[PeerId], stand: Stand, now: float) -> list[Command]:
         """These claim to coordinate: tell them where this lineage stands, or that this node has none any more."""
@@ -74,7 +85,7 @@ class Meetings:
 
     def on_meeting(self, sender: Member, message: Meeting, stand: Stand, now: float) -> bool:
         """Somebody says where it stands. False: give up this lineage for the sender's, now."""
-        if message.ballot.peer != sender.peer and message.word != "offers":
+        if (message.ballot.peer != sender.peer and message.word != "offers") or message.lossy_forks < 0:
             return True
         if message.word == "offers":
             mine = self._chain.member_of(sender.peer) == sender and message.lineage == self._chain.lineage
@@ -95,8 +106,10 @@ class Meetings:
         covers = self.covers(stand.ballot, now)
         if other.lineage == self._chain.lineage and (covers or other.ballot < stand.ballot):
             return
-        mine = (covers, self._chain.step, stand.ballot)
-        if other.covers and mine < (True, other.step, other.ballot):
+        lost = self._chain.lossy_forks
+        goes_on = covers or (lost < other.lossy_forks and self._goes_on(stand.ballot, now))
+        mine = (goes_on, -lost, self._chain.step, stand.ballot)
+        if other.covers and mine < (True, -other.lossy_forks, other.step, other.ballot):
             if now - self._accepted_at > self._patience_s and self._trusts(peer, other):
                 self._say(peer, "offers", stand, now)
         elif now - self._said_at.get(peer, -1e9) >= self._beat_s:
@@ -123,5 +136,5 @@ class Meetings:
             self._offered = peer, now
         covers = stand.leads and self.covers(stand.ballot, now)
         chain = self._chain
-        message = Meeting(word, stand.ballot, chain.lineage, chain.step, covers, chain.voters)
+        message = Meeting(word, stand.ballot, chain.lineage, chain.step, covers, chain.voters, chain.lossy_forks)
         self._out.append(SendMessage(peer, message))

@@ -278,6 +278,8 @@ class Summary:
     """How often each stage was rebuilt."""
     rebuilds: tuple[Rebuild, ...] = ()
     """Since the last commit."""
+    lossy_forks: int = 0
+    """How many Rosters on the chain forked and left a stage without a holder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,6 +399,8 @@ class Meeting:
     covers: bool
     """Somebody who was just heard, and who follows this ballot, holds every stage."""
     voters: tuple[Member, ...]
+    lossy_forks: int = 0
+    """How many Rosters on its chain forked and left a stage without a holder."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ state_id and the record that changed it; a `Roster` changes no weights and so no
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Literal, TypeGuard
 
 from protocol.ids import NO_BALLOT, Ballot, Member, RecordId, StateId, hash_of
 
@@ -108,7 +108,7 @@ class Rebuild:
 Record = Commit | Roster | Rebuild
 
 
-def is_fork(record: Record) -> bool:
+def is_fork(record: Record) -> TypeGuard[Roster]:
     """Does another lineage begin with it?"""
     return isinstance(record, Roster) and record.forked != NO_BALLOT
 

@@ -16,7 +16,7 @@ from protocol.acceptor import Acceptor
 from protocol.candidate import Candidate
 from protocol.chain import Chain
 from protocol.commands import Command, Note, Say, SendMessage
-from protocol.fork import Roll, in_order, uncovered
+from protocol.fork import Roll, in_order, uncovered, unmakeable
 from protocol.ids import NO_BALLOT, Ballot, Member, PeerId, hash_of
 from protocol.leader import MAX_TERM_AHEAD, Leader
 from protocol.manifest import Manifest
@@ -127,8 +127,9 @@ class Takeover:
         called = self.roll.called_at
         if called is None or now - called <= self._lapse_s:
             return ""
-        stages = uncovered(self._chain, self.roll.present(now))
-        return f"; nobody who is heard holds stage {', '.join(map(str, stages))}" if stages else ""
+        stages = unmakeable(self._chain, self.roll.present(now))
+        again = " or anything to make it of" if self._recovers and stages != [0] else ""
+        return f"; nobody who is heard holds stage {', '.join(map(str, stages))}{again}" if stages else ""
 
     def succession(self, validation: tuple[int, float]) -> Succession:
         """What the coordinator that this node has become begins with."""
@@ -246,9 +247,9 @@ class Takeover:
             self._ask()
 
     def _may_fork(self, now: float) -> bool:
-        """Do those that answer the roll hold every stage? Then the field is left to the first of them."""
+        """Do those that answer the roll hold every stage, or can they make it again? Then the field is left to the first."""
         called = self.roll.called_at
-        return called is not None and now - called > self._lapse_s and not uncovered(self._chain, self.roll.present(now))
+        return called is not None and now - called > self._lapse_s and not unmakeable(self._chain, self.roll.present(now))
 
     def _turn_to_fork(self, since: float, now: float) -> frozenset[Member]:
         """Whom to ask to go on without a quorum, if it is this node's turn; empty if not."""
@@ -328,7 +329,8 @@ class Takeover:
 
     def _fork(self, candidate: Candidate, now: float) -> None:
         """Part from the rest, if those that promised can. All of them have been asked for long enough, or have answered."""
-        roster = candidate.fork(self._me, wait=now - self._stood_at <= self._lapse_s)
+        wait = now - self._stood_at <= self._lapse_s
+        roster = candidate.fork(self._me, wait, self.roll.present(now))
         if roster is None:
             if now - self._stood_at > 2 * self._lapse_s:
                 self.candidate = None

@@ -33,7 +33,7 @@ from protocol.commands import (
     SendPayload,
 )
 from protocol.events import CommandFailed, Event, LeasesSeen, MessageReceived, PayloadArrived, Tick
-from protocol.ids import PeerId
+from protocol.ids import Member, PeerId, RecordId
 from protocol.manifest import Manifest
 from protocol.messages import Contact, Message, PipeHeader
 
@@ -82,6 +82,7 @@ class World:
         self._heap: list[tuple[float, int, SimNode | None, Callable[..., None], tuple[Any, ...]]] = []
         self._sequence = 0
         self._by_address: dict[str, SimNode] = {}
+        watch.reaches = self._reaches
         self._leases: dict[PeerId, tuple[float, SimNode, PublishLease]] = {}
         self.works = Works(self)
         self._do: dict[type, Callable[[SimNode, Any], None]] = {
@@ -207,6 +208,15 @@ class World:
         self.watch.died(node)
         if loud:
             self.works.died(node)
+
+    def _reaches(self, node: SimNode, member: Member, lineage: RecordId) -> bool:
+        """Does the member live, in this lineage, and was the link to it not cut for some lapses?"""
+        other, since = self.nodes.get(member.peer), self.now - 3 * self.manifest.timing.lapse_s
+        if other is None or other.dead or other.frozen or other.spec.member != member:
+            return False
+        cuts = [cut for cut in self.faults.weather.cuts if {cut.one, cut.other} == {node.peer, member.peer}]
+        is_in_it = other.state.chain.lineage == lineage  # type: ignore[attr-defined]
+        return is_in_it and not any(cut.begins_s <= self.now and cut.ends_s > since for cut in cuts)
 
     def _thaw(self, node: SimNode, forgetful: bool) -> None:
         if node.dead:

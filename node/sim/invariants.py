@@ -3,11 +3,12 @@
 - S1 in each lineage one chain: no two decided records share a parent, those apart with which a lineage begins; a replica's
   state_id follows its lineage's decided records, link by link.
 - Quorum: nobody sends a Decide before a quorum of the parent's voters holds the record. A Roster that forks is decided by its
-  own candidate, with the promises of all that it seats, and those hold every stage.
+  own candidate, with the promises of all that it seats, and those hold every stage or can make it again.
+- S4 nobody parts from a holder that can be reached of a stage that is then made again.
 - S2 the gradient that a committed step applies consists of each microbatch exactly once, per stage, computed on the committed
   weights; the shares say who accumulated what, and those members noted it, once each.
 - S3 equal state_id, equal digest.
-- Only members on the roster apply; a seat's attempts never go back; there are no more payloads than may be in flight.
+- Only members on the roster apply; a seat's attempts never go back in a lineage; no more payloads than may be in flight.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ class Place:
     states: dict[int, StateId] = field(default_factory=dict)
     lineage: RecordId = ""
     """The newest record up to here that forked."""
+    losses: int = 0
+    """How many of those that forked left a stage without a holder."""
 
     def active(self, stage: int) -> list[Member]:
         """Active replicas of a stage."""
@@ -80,6 +83,8 @@ class Invariants:
         self.num_checked: Counter[str] = Counter()
         self.most_payloads = 0
         self.now: Callable[[], float] = lambda: 0.0
+        self.reaches: Callable[[SimNode, Member, RecordId], bool] = lambda _node, _member, _lineage: False
+        """Could the node have heard the member, which is in this lineage, all the time of late?"""
         self._child: dict[RecordId, RecordId] = {}
         self._named: dict[int, tuple[Record, RecordId]] = {}
         self._held: defaultdict[tuple[Ballot, RecordId], set[Member]] = defaultdict(set)
@@ -250,9 +255,15 @@ class Invariants:
         promised = self._promised[ballot, roster.parent] | {me}
         named = roster.forked == ballot and ballot.peer == me.peer
         require(named and stay <= promised, f"{node!r} forks with {sorted(stay)}, and {sorted(promised)} promised")
-        lost = [s for s in range(self._manifest.num_stages) if not stay & set(place.holders(s))]
-        require(not lost and set(roster.voters) <= stay, f"{node!r} forks without stages {lost}, voters {roster.voters}")
+        stages = range(self._manifest.num_stages)
+        lost = [s for s in stages if not stay & set(place.holders(s))]
+        can_make = self._manifest.recovery.policy != "none" and 0 not in lost and len(lost) < len(stages) - 1
+        fine = (can_make or not lost) and set(roster.voters) <= stay
+        require(fine, f"{node!r} forks without stages {lost}, voters {roster.voters}")
+        left = [f"stage {s} of {m}" for s in lost for m in place.holders(s) if self.reaches(node, m, place.lineage)]
+        require(not left, f"S4: {node!r} parts from {left}, which can be reached, and will make it again")
         self.num_checked["forks"] += 1
+        self.num_checked["forks with a loss"] += bool(lost)
 
     def _append(self, record: Record, name: RecordId) -> None:
         before = self.places[record.parent]
@@ -260,8 +271,11 @@ class Invariants:
             gone = {(s.stage, s.member) for s in record.leaves}
             seats = {key: seating for key, seating in before.seats.items() if key not in gone}
             seats |= {(s.stage, s.member): s for s in record.joins}
-            lineage = name if is_fork(record) else before.lineage
-            self.places[name] = replace(before, seats=seats, voters=record.voters, lineage=lineage)
+            after = replace(before, seats=seats, voters=record.voters)
+            if is_fork(record):
+                lost = not all(map(after.holders, range(self._manifest.num_stages)))
+                after = replace(after, lineage=name, losses=before.losses + lost)
+            self.places[name] = after
         elif isinstance(record, Rebuild):
             self._check_rebuild(record, before)
             seats = {key: seating for key, seating in before.seats.items() if key[0] != record.stage}
@@ -356,6 +370,8 @@ class Invariants:
             known = self._child.get(fields["parent"], fields["record"])
             fine = fields["record"] in (known, *self.forks)
             require(fine, f"S1: {node!r} notes {fields}, {known} was decided after its parent")
+        elif note.type == "yielded":
+            self._latest = {where: key for where, key in self._latest.items() if where[0] != node.spec.member}
         elif note.type == "recovered":
             told = (fields["stage"], fields["step"], fields["peer"])
             require(told not in self.recovered, f"{node!r} tells of a recovery that was told before: {fields}")

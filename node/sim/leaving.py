@@ -20,7 +20,6 @@ from node.sim.network import Network
 from node.sim.nodes import NodeSpec, SimNode
 from node.sim.scenario import a_manifest
 from node.sim.trial import real_state
-from protocol.chain import is_quorum
 from protocol.events import LeaveAsked
 from protocol.ids import Member
 from protocol.manifest import from_mapping
@@ -176,12 +175,11 @@ class Leaving:
         self.counts["went on with newcomers"] += 1
 
     def _is_lost_for_good(self) -> bool:
-        """Is there a stage that nobody who lives has, and that is not made of others, or not without a quorum?"""
+        """Is there a stage that nobody who lives has, and that is not made of others?"""
         alive = {node.spec.member for node in self.world.alive()}
         lost = [s for s in range(self.num_stages) if not alive & set(self.watch.place.holders(s))]
-        decides = is_quorum(alive, self.watch.place.voters)
         never = self.manifest.recovery.policy == "none" or 0 in lost or len(lost) >= self.num_stages - 1
-        return bool(lost) and (never or not decides)
+        return bool(lost) and never
 
     def _holder(self, stage: int) -> SimNode:
         return self.world.nodes[self.watch.place.active(stage)[0].peer]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from node.sim.churn import Churn
+from node.sim.cut_off import CutOff
 from node.sim.faults import COORDINATOR_PHASES, SEAT_PHASES
 from node.sim.heap import World
 from node.sim.invariants import Invariants
@@ -14,6 +15,7 @@ from node.sim.mixed import Mixed
 from node.sim.mixture import Options
 from node.sim.parting import Parting
 from node.sim.regrowth import Regrowth
+from node.sim.remnant import Remnant
 from node.sim.scenario import make_scenario, make_takeover
 from node.sim.story import scenario_of, story_of
 from node.sim.trial import Trial
@@ -37,6 +39,8 @@ NARROW: dict[str, Callable[[int], Life]] = {
     "parting": Parting,
     "regrowth": Regrowth,
     "leaving": Leaving,
+    "remnant": Remnant,
+    "cut-off": CutOff,
     **{name: lambda seed, phase=phase: Trial(make_takeover(seed, phase)) for name, phase in TAKEOVERS.items()},  # type: ignore[misc]
 }
 """Lives in which only one thing happens. `takeover-PHASE`: the coordinator goes before it does this."""

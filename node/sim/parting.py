@@ -1,4 +1,6 @@
-"""One seed of a swarm that is parted in two for a while: each side goes on by itself if it can, and they become one again."""
+"""One seed of a swarm that is parted in two for a while: each side goes on by itself if it can, and they become one again. The
+lineage survives that parted less often with a loss.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,13 @@ from typing import Any
 
 from node.sim.faults import Faults
 from node.sim.heap import World
-from node.sim.invariants import Invariants
+from node.sim.invariants import Invariants, Place
 from node.sim.machine import BrokenError, require
 from node.sim.network import Network
 from node.sim.nodes import NodeSpec, SimNode
 from node.sim.scenario import a_manifest
 from node.sim.trial import real_state
+from protocol.chain import Chain
 from protocol.ids import Member
 from protocol.manifest import from_mapping
 
@@ -36,7 +39,8 @@ class Parted:
 
 
 class Parting:
-    """See the module. Each side holds every stage, or one of them does not; the coordinator is on either."""
+    """See the module. Each side holds every stage, or one of them does not; the coordinator is on either. Whoever lacks a stage
+    makes it again, where the policy allows."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -69,7 +73,7 @@ class Parting:
         """One replica of each stage on each side, the rest anywhere; or, seldom, a stage on one side only."""
         sides: tuple[list[str], list[str]] = ([], [])
         flip = self.rng.random() < 0.5
-        lacks = self.rng.randrange(max(seats) + 1) if self.rng.random() < 0.2 else -1
+        lacks = self.rng.randrange(max(seats) + 1) if self.rng.random() < 0.3 else -1
         for number, stage in enumerate(seats):
             whole = number < 2 * (max(seats) + 1)
             side = 0 if stage == lacks else (number + flip) % 2 if whole else self.rng.randrange(2)
@@ -93,30 +97,48 @@ class Parting:
         heals_at = world.now + timing.fork_after_s + rng.uniform(1.0, 12.0) * timing.lapse_s
         self.faults.part(*self._sides, (world.now, heals_at))
         world.run(lambda: False, heals_at - world.now)
-        self.counts["lineages at the end of the cut"] = len({self._lineage(node) for node in world.alive()})
+        lineages = {chain.lineage: chain.lossy_forks for chain in map(chain_of, world.alive())}
+        self.counts["lineages at the end of the cut"] = len(lineages)
         require(world.run(self._is_one, WHOLE_S), f"not one again after {WHOLE_S} s: {self._situation()}")
-        wanted = self.watch.step + STEPS_AFTER
-        require(world.run(lambda: self.watch.step >= wanted, WHOLE_S), f"stands still: {self._situation()}")
+        wanted = self._place().step + STEPS_AFTER
+        require(world.run(lambda: self._place().step >= wanted, WHOLE_S), f"stands still: {self._situation()}")
         require(self._is_one(), f"it does not stay one: {self._situation()}")
+        fewest = min(lineages.values())
+        require(self._place().losses <= fewest, f"one that lost less gave way: {lineages}, now {self._place().lineage}")
+        self.counts["one gave way that had parted with a loss"] += max(lineages.values()) > fewest
         merges = sum(getattr(what, "type", "") == "yielded" for _, _, what in world.story)
         self.counts.update(self.watch.num_checked)
         return Parted(self.seed, len(self.watch.forks), merges, world.num_events, self.counts)
 
-    def _lineage(self, node: SimNode) -> str:
-        return str(node.state.chain.lineage)  # type: ignore[attr-defined]
+    def _place(self) -> Place:
+        """Where the lineage stands of whom the first node follows."""
+        leader = leader_of(self.world.alive()[0])
+        head = chain_of(self.world.nodes[leader]).head if leader in self.world.nodes else ""
+        return self.watch.places.get(head, self.watch.place)
 
     def _is_one(self) -> bool:
-        """Everybody has a seat that is not a learner's, in the lineage of whoever is furthest, and follows one coordinator."""
-        place = self.watch.place
-        roles = {member for (_, member), seating in place.seats.items() if seating.role != "learner"}
+        """Everybody has a seat that is not a learner's, in one lineage, and follows one coordinator."""
         nodes = self.world.alive()
-        leaders = {node.state.leader.peer for node in nodes}  # type: ignore[attr-defined]
-        return len(leaders) == 1 and all(n.spec.member in roles and self._lineage(n) == place.lineage for n in nodes)
+        if len(set(map(leader_of, nodes))) > 1:
+            return False
+        place = self._place()
+        roles = {member for (_, member), seating in place.seats.items() if seating.role != "learner"}
+        return all(n.spec.member in roles and chain_of(n).lineage == place.lineage for n in nodes)
 
     def _situation(self) -> str:
-        says = "; ".join(f"{node!r} {self._lineage(node)[:4]}: {node.says}" for node in self.world.alive())
-        seats = ", ".join(f"{s}:{m.peer}/{m.incarnation}:{x.role}" for (s, m), x in sorted(self.watch.place.seats.items()))
+        says = "; ".join(f"{node!r} {chain_of(node).lineage[:4]}: {node.says}" for node in self.world.alive())
+        seats = ", ".join(f"{s}:{m.peer}/{m.incarnation}:{x.role}" for (s, m), x in sorted(self._place().seats.items()))
         return f"step {self.watch.step} at {self.world.now:.2f} s; {self._sides}; {seats}; {says}"
+
+
+def chain_of(node: SimNode) -> Chain:
+    """The node's."""
+    return node.state.chain  # type: ignore[attr-defined,no-any-return]
+
+
+def leader_of(node: SimNode) -> str:
+    """Whom the node follows."""
+    return str(node.state.leader.peer)  # type: ignore[attr-defined]
 
 
 def live_parted(seed: int) -> Parted:

@@ -656,7 +656,7 @@ class Decide(_message.Message):
     def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., contacts: _Optional[_Iterable[_Union[Contact, _Mapping]]] = ...) -> None: ...
 
 class Summary(_message.Message):
-    __slots__ = ("ballot", "head", "step", "tokens", "loss", "seatings", "voters", "state_ids", "contacts", "height", "lineage", "squared_norms", "generations", "rebuilds")
+    __slots__ = ("ballot", "head", "step", "tokens", "loss", "seatings", "voters", "state_ids", "contacts", "height", "lineage", "squared_norms", "generations", "rebuilds", "lossy_forks")
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -671,6 +671,7 @@ class Summary(_message.Message):
     SQUARED_NORMS_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     REBUILDS_FIELD_NUMBER: _ClassVar[int]
+    LOSSY_FORKS_FIELD_NUMBER: _ClassVar[int]
     ballot: Ballot
     head: str
     step: int
@@ -685,7 +686,8 @@ class Summary(_message.Message):
     squared_norms: _containers.RepeatedScalarFieldContainer[float]
     generations: _containers.RepeatedScalarFieldContainer[int]
     rebuilds: _containers.RepeatedCompositeFieldContainer[Rebuild]
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., head: _Optional[str] = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., seatings: _Optional[_Iterable[_Union[Seating, _Mapping]]] = ..., voters: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state_ids: _Optional[_Iterable[str]] = ..., contacts: _Optional[_Iterable[_Union[Contact, _Mapping]]] = ..., height: _Optional[int] = ..., lineage: _Optional[str] = ..., squared_norms: _Optional[_Iterable[float]] = ..., generations: _Optional[_Iterable[int]] = ..., rebuilds: _Optional[_Iterable[_Union[Rebuild, _Mapping]]] = ...) -> None: ...
+    lossy_forks: int
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., head: _Optional[str] = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., seatings: _Optional[_Iterable[_Union[Seating, _Mapping]]] = ..., voters: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state_ids: _Optional[_Iterable[str]] = ..., contacts: _Optional[_Iterable[_Union[Contact, _Mapping]]] = ..., height: _Optional[int] = ..., lineage: _Optional[str] = ..., squared_norms: _Optional[_Iterable[float]] = ..., generations: _Optional[_Iterable[int]] = ..., rebuilds: _Optional[_Iterable[_Union[Rebuild, _Mapping]]] = ..., lossy_forks: _Optional[int] = ...) -> None: ...
 
 class Yield(_message.Message):
     __slots__ = ("ballot", "to")
@@ -696,20 +698,22 @@ class Yield(_message.Message):
     def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., to: _Optional[_Union[Contact, _Mapping]] = ...) -> None: ...
 
 class Meeting(_message.Message):
-    __slots__ = ("word", "ballot", "lineage", "step", "covers", "voters")
+    __slots__ = ("word", "ballot", "lineage", "step", "covers", "voters", "lossy_forks")
     WORD_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     COVERS_FIELD_NUMBER: _ClassVar[int]
     VOTERS_FIELD_NUMBER: _ClassVar[int]
+    LOSSY_FORKS_FIELD_NUMBER: _ClassVar[int]
     word: str
     ballot: Ballot
     lineage: str
     step: int
     covers: bool
     voters: _containers.RepeatedCompositeFieldContainer[Member]
-    def __init__(self, word: _Optional[str] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., lineage: _Optional[str] = ..., step: _Optional[int] = ..., covers: _Optional[bool] = ..., voters: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+    lossy_forks: int
+    def __init__(self, word: _Optional[str] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., lineage: _Optional[str] = ..., step: _Optional[int] = ..., covers: _Optional[bool] = ..., voters: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., lossy_forks: _Optional[int] = ...) -> None: ...
 
 class SeatWork(_message.Message):
     __slots__ = ("stage", "role", "generation", "microbatches")

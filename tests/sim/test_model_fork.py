@@ -17,18 +17,30 @@ from tests.tools.model import Bounds, Explorer, Found
 from tests.tools.model_node import ForkError
 
 LAYOUTS = {
+    "with a loss": "a0 b1 c2 b0p",
+    "with a loss, on two sides": "a0 b1 c2 b0p c0p",
     "two": "a0 b1 b0p",
     "two that hold everything": "a0 a1p b1 b0p",
     "2+1": "a0 b0 c1 c0p",
     "1+1+1": "a0 b1 c2 c0p c1p",
 }
-"""Node and stage; p: a passive replica. A node that holds everything may go on alone."""
+"""Node and stage; p: a passive replica. A node that holds everything may go on alone; with a loss: whoever has stage 0 and a
+block stage, which the others are made of."""
 QUICK = [
     ("two", Bounds(terms=3, places=1, crashes=2, fork="b")),
     ("two that hold everything", Bounds(terms=3, places=1, crashes=1, fork="ab")),
     ("2+1", Bounds(terms=2, places=1, crashes=0, rosters=False, stand="b", fork="bc")),
     ("1+1+1", Bounds(terms=2, places=1, crashes=0, rosters=False, stand="b", fork="c")),
     ("two that hold everything", Bounds(terms=3, places=1, crashes=1, fork="ab", anew=True)),
+]
+LOSSY = [
+    ("with a loss", Bounds(terms=2, places=1, crashes=0, rosters=False, stand="b", fork="b")),
+    ("with a loss, on two sides", Bounds(terms=2, places=1, crashes=0, rosters=False, stand="", fork="bc")),
+]
+MORE_LOSSY = [
+    ("with a loss", Bounds(terms=2, places=1, crashes=1, rosters=False, stand="", fork="b")),
+    ("with a loss", Bounds(terms=2, places=1, crashes=0, stand="b", fork="b")),
+    ("with a loss, on two sides", Bounds(terms=2, places=1, crashes=1, rosters=False, stand="", fork="bc")),
 ]
 ANEW = Bounds(terms=2, places=1, crashes=1, rosters=False, stand="b", anew=True)
 FULL = [
@@ -44,7 +56,8 @@ FULL = [
 
 def explore(layout: str, bounds: Bounds, limit: int = 1_000_000) -> Found:
     seats = [Seating(int(x[1]), Member(x[0], 1), "passive" if x[2:] else "active") for x in LAYOUTS[layout].split()]
-    manifest = a_manifest(max(seat.stage for seat in seats), microbatches=1)
+    policy = "checkfree" if layout.startswith("with a loss") else "none"
+    manifest = a_manifest(max(seat.stage for seat in seats), microbatches=1, policy=policy)
     return Explorer(manifest, tuple(seats), bounds).explore(limit)
 
 
@@ -66,6 +79,23 @@ def test_each_lineage_is_one_chain_further_out(layout: str, bounds: Bounds, tall
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize(("layout", "bounds"), LOSSY, ids=str)
+def test_each_lineage_is_one_chain_with_a_loss(layout: str, bounds: Bounds, tally: Counter[str]) -> None:
+    found = explore(layout, bounds)
+    tally["model states with forks"] += found.states
+    assert found.lossy, "everybody always held everything"
+    assert found.regrown, "what was lost was never made again"
+    assert found.parted, "there were never two lineages"
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("layout", "bounds"), MORE_LOSSY, ids=str)
+def test_each_lineage_is_one_chain_with_a_loss_further_out(layout: str, bounds: Bounds, tally: Counter[str]) -> None:
+    test_each_lineage_is_one_chain_with_a_loss(layout, bounds, tally)
+
+
+@pytest.mark.timeout(120)
 def test_who_begins_anew_undoes_nothing(tally: Counter[str]) -> None:
     """By name it is a voter still, at places where it has forgotten what it held; one that is behind may take it in."""
     found = explore("2+1", ANEW)
@@ -81,9 +111,10 @@ def breaks(layout: str = "2+1", bounds: Bounds = QUICK[2][1]) -> None:
         explore(layout, bounds)
 
 
-def test_going_on_without_a_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocol.candidate.uncovered", lambda _chain, _members: [])
-    breaks()
+@pytest.mark.parametrize(("layout", "bounds"), [QUICK[2], LOSSY[0]], ids=str)
+def test_going_on_without_a_stage(layout: str, bounds: Bounds, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protocol.candidate.may_part", lambda _chain, _stay, _heard: True)
+    breaks(layout, bounds)
 
 
 def test_seating_those_that_promised_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

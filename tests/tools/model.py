@@ -9,14 +9,13 @@ Answers are taken in by quorums: whoever waits for more does the same later, as 
 
 What must hold: in each lineage one chain. A record that does not fork is decided by a quorum of its parent's voters, and at
 most one such record after each parent; a Roster that forks seats only members that promised its ballot at its place, and who
-hold every stage.
+hold every stage, or a block stage to make the others of where the policy does that.
 
 A node's state and a letter are hashed once, and are small integers then; what a node does with a letter is computed once.
 """
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections import deque
 from collections.abc import Iterator
@@ -27,8 +26,9 @@ from protocol.ids import ATTEMPTS_PER_TERM, Ballot, Member, RecordId
 from protocol.manifest import Manifest
 from protocol.messages import Decide, Held, Prepare, Promise
 from protocol.proposal import Proposal
-from protocol.records import Commit, Record, Roster, Seating, StageResult, is_fork, record_id
-from tests.tools.model_node import ForkError, Letter, Live, Node
+from protocol.recipes import recipe, weights_of
+from protocol.records import Commit, Rebuild, Record, Roster, Seating, StageResult, is_fork, record_id
+from tests.tools.model_node import ForkError, Letter, Live, Node, copy_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,10 @@ class Found:
     taken_over: set[tuple[int, RecordId]] = field(default_factory=set)
     """Those that were decided under another ballot than the one that they were made for."""
     forks: set[RecordId] = field(default_factory=set)
+    lossy: set[RecordId] = field(default_factory=set)
+    """Those forks that left a stage without a holder."""
+    regrown: set[RecordId] = field(default_factory=set)
+    """Rebuilds of such a stage."""
     grown: set[RecordId] = field(default_factory=set)
     """Records of a lineage that forked, its first one apart."""
     parted: int = 0
@@ -108,9 +112,7 @@ class Explorer:
     def _chain(self, records: tuple[Record, ...]) -> Chain:
         known = self._chains.get(records)
         if known is None:
-            before = self._chain(records[:-1])
-            known = copy.copy(before)
-            known._kept = copy.copy(before._kept)
+            known = copy_of(self._chain(records[:-1]))
             known.append(records[-1], ())
             self._chains[records] = known
         return known
@@ -246,11 +248,23 @@ class Explorer:
             results = tuple(StageResult(s, "d", 1.0, "c") for s in range(self._manifest.num_stages))
             tokens = self._manifest.batch.tokens_per_step
             yield Commit(chain.head, chain.step + 1, attempt, results, 1.0, tokens)
+        yield from self._rebuilds(plain.me, chain)
         for gone in chain.members() if self._bounds.rosters else ():
             if gone != plain.me:
                 leaves = tuple(s for s in chain.seatings if s.member == gone)
                 stay = [s for s in chain.seatings if s.member != gone]
                 yield Roster(chain.head, chain.step, (), leaves, choose_voters(stay, plain.me))
+
+    def _rebuilds(self, me: Member, chain: Chain) -> Iterator[Record]:
+        """Of each stage that nobody holds, where the policy does that: at the coordinator."""
+        whole = [s for s in range(self._manifest.num_stages) if chain.holders(s)]
+        weights = weights_of(chain.squared_norms, self._manifest.batch.tokens_per_step, self._manifest)
+        for stage in chain.empty_stages() if self._manifest.recovery.policy != "none" else ():
+            made = recipe(stage, whole, chain.state_ids, weights, self._manifest)
+            if made.sources:
+                joins = (Seating(stage, me, "active", chain.generations[stage] + 1),)
+                voters = choose_voters([*chain.seatings, *joins], me)
+                yield Rebuild(chain.head, chain.step, stage, joins[0].generation, made.sources, joins, voters)
 
     # ---- all nodes ----
 
@@ -315,16 +329,21 @@ class Explorer:
         return tuple(after)
 
     def _check_fork(self, before: Node, decide: Decide, chain: Chain) -> None:
-        """All that it seats have promised, at its place, and they hold every stage."""
+        """All that it seats have promised, at its place, and they hold every stage, or what it can be made of."""
         roster = decide.record
         assert isinstance(roster, Roster)
         stay = {s.member for s in chain.seatings} - {s.member for s in roster.leaves}
         promised = {m for m, promise in before.promises if (promise.ballot, promise.head) == (decide.ballot, roster.parent)}
         if not stay | set(roster.voters) <= promised or roster.forked != decide.ballot:
             raise ForkError(f"forked with {stay}, and {promised} promised")
-        if not {s.stage for s in chain.seatings if s.member in stay} >= set(range(self._manifest.num_stages)):
-            raise ForkError(f"{stay} forked and do not hold every stage")
+        held = {s.stage for s in chain.seatings if s.member in stay}
+        lost = set(range(self._manifest.num_stages)) - held
+        can_make = self._manifest.recovery.policy != "none" and 0 in held and len(held) > 1
+        if lost and not can_make:
+            raise ForkError(f"{stay} forked and hold no stage of {lost}")
         self.found.forks.add(record_id(roster))
+        if lost:
+            self.found.lossy.add(record_id(roster))
 
     def _check_quorum(self, before: Node, live: Live, decide: Decide, group: list[Letter]) -> None:
         """Those whose word the decision rests on are a quorum of the voters of its place, by a count of our own."""
@@ -345,6 +364,8 @@ class Explorer:
         if not (2 * len(holds) > len(voters) or (2 * len(holds) == len(voters) and voters[0] in holds)):
             raise ForkError(f"decided with {len(holds)} of {len(voters)} voters")
         self.found.decided.add((decide.ballot.term, name))
+        if isinstance(record, Rebuild) and any(record_id(r) in self.found.lossy for r in records):
+            self.found.regrown.add(name)
         if isinstance(record, Commit) and record.attempt // ATTEMPTS_PER_TERM + 1 != decide.ballot.term:
             self.found.taken_over.add((decide.ballot.term, name))
 

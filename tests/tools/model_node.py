@@ -53,14 +53,22 @@ class Node:
     """`voted` is kept only where somebody may begin anew."""
 
 
+def copy_of(chain: Chain) -> Chain:
+    """One that grows apart from it."""
+    new = copy.copy(chain)
+    new._kept = copy.copy(chain._kept)
+    new.state_ids, new.generations = list(chain.state_ids), list(chain.generations)
+    new.rebuilds, new.regained = dict(chain.rebuilds), dict(chain.regained)
+    return new
+
+
 class Live:
     """A node's machines, made from its plain values; `freeze` gives those back."""
 
     def __init__(self, node: Node, chain: Chain, remembers: bool = False) -> None:
         self._remembers = remembers
         self.node, self.me = node, node.me
-        self.chain = copy.copy(chain)
-        self.chain._kept = copy.copy(chain._kept)
+        self.chain = copy_of(chain)
         self.records = list(node.records)
         self.acceptor = Acceptor()
         self.acceptor.promised, self.acceptor.holding = node.promised, node.holding

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,10 +10,10 @@ import pytest
 from protocol.chain import Chain
 from protocol.commands import Command
 from protocol.events import Tick
-from protocol.fork import fork_roster, parts_from, uncovered
+from protocol.fork import fork_roster, parts_from, uncovered, unmakeable
 from protocol.ids import NO_BALLOT, Ballot, Member, PeerId
 from protocol.messages import Decide, Heartbeat, Held, Prepare, Promise, Propose
-from protocol.records import Roster, Seating, record_id
+from protocol.records import Rebuild, Roster, Seating, Source, record_id
 from tests.tools.core import LEAD, Core, a_manifest, notes, says, sent
 
 B, C, D = (Member(name, 1) for name in "bcd")
@@ -99,6 +100,86 @@ def test_a_learner_is_no_source_and_who_waits_says_for_what() -> None:
     assert "nobody who is heard holds stage 2" in says(out)[-1] or "stage 2" in c.state.takeover.lacks(c.now)
 
 
+# ---- with a loss ----
+
+MAKES = {"policy": "checkfree", "rebuild_grace_s": 4.0, "newcomer_wait_s": 0.0}
+
+
+def test_those_who_can_make_a_stage_again_go_on_without_its_holders() -> None:
+    c = Left(recovery=MAKES)
+    out = c.promise(forking(c, ("d",)), "d")
+    assert [(s.stage, s.member) for s in sent(out, Decide, "d")[0].record.leaves if s.member == C] == [(2, C)]
+    assert (c.state.chain.members(), c.state.chain.lossy_forks) == ([B, D], 1)
+    assert not notes(c.pass_time(3, ("d",)), "rebuild"), "its holder may come back"
+    rebuild = notes(c.pass_time(3, ("d",)), "rebuild")[0]
+    assert (rebuild["stage"], [source["stage"] for source in rebuild["sources"]]) == (2, [1])
+
+
+def test_a_fork_that_loses_nothing_is_not_counted() -> None:
+    c = Left(recovery=MAKES)
+    prepare = forking(c)
+    c.promise(prepare, "c")
+    c.promise(prepare, "d")
+    assert (bool(c.state.chain.lineage), c.state.chain.lossy_forks) == (True, 0)
+
+
+@pytest.mark.parametrize(
+    ("peer", "seats", "stages"),
+    [("c", SEATS, "0"), ("b", tuple(s for s in SEATS if (s.stage, s.member) != (1, B)), "1, 2 or anything to make it of")],
+    ids=["no copy of stage 0", "no block stage"],
+)
+def test_nobody_goes_on_without_a_source(peer: PeerId, seats: tuple[Seating, ...], stages: str) -> None:
+    c = Left(peer, seats, recovery=MAKES)
+    assert not any(p.forks for p in sent(c.pass_time(3 * AFTER_S, ("d",)), Prepare))
+    assert c.state.takeover.lacks(c.now) == f"; nobody who is heard holds stage {stages}"
+
+
+def test_nobody_parts_from_a_holder_that_answers() -> None:
+    """It would be made again beside him."""
+    c = Left(recovery=MAKES)
+    c.promise(forking(c), "d")
+    assert not sent(c.pass_time(5, ("c", "d")), Decide), "c has not promised yet"
+    c.pass_time(4, ("d",))
+    out = c.promise(forking(c, ("d",)), "d") + c.pass_time(4, ("d",))
+    assert sent(out, Decide, "d"), "c answers no more"
+    assert c.state.chain.lossy_forks == 1
+
+
+def test_who_was_left_behind_is_not_led_by_those_who_left() -> None:
+    """It would follow them, and never learn what they decided."""
+    c = Left(recovery=MAKES)
+    before = c.state.chain.head
+    c.promise(forking(c, ("d",)), "d")
+    beat = Heartbeat(1, Ballot(1, "lead"), before, 0, 0)
+    assert not sent(c.tell(beat, "c"), Decide)
+    c.now += 10
+    assert sent(c.tell(replace(beat, incarnation=2), "c", incarnation=2), Decide, "c"), "another life of it is a newcomer"
+
+
+def test_what_is_being_made_is_no_source() -> None:
+    seats = (*SEATS[:1], Seating(0, B, "passive"), Seating(2, C, "active"))
+    chain = Chain(manifest(recovery=MAKES), LEAD)
+    chain.append(Roster(chain.head, 0, seats, (), (LEAD,)), ())
+    source = Source(2, chain.state_ids[2], 1.0)
+    assert unmakeable(chain, {B}) == [1, 2]
+    chain.append(Rebuild(chain.head, 0, 1, 1, (source,), (Seating(1, B, "active", 1),), (LEAD,)), ())
+    assert unmakeable(chain, {B}) == [2], "b may not have stage 1 yet"
+    assert unmakeable(chain, {B, C}) == []
+
+
+def test_a_newcomer_learns_how_often_stages_were_left_behind() -> None:
+    chain, newcomer = (Chain(manifest(recovery=MAKES), LEAD) for _ in range(2))
+    chain.append(Roster(chain.head, 0, SEATS, (), (LEAD,)), ())
+    chain.append(fork_roster(chain, Ballot(2, "b"), {B}, B), ())
+    summary = chain.summary(Ballot(2, "b"), ())
+    for lie in ({"lossy_forks": -1}, {"lossy_forks": 3}, {"lineage": ""}):
+        assert "with a loss" in newcomer.adopt(replace(summary, **lie))
+    assert not newcomer.adopt(summary)
+    assert newcomer.lossy_forks == chain.lossy_forks == 1
+    newcomer.begin_anew()
+    assert newcomer.lossy_forks == 0
+
+
 def test_a_quorum_needs_no_fork() -> None:
     c = Left()
     prepare = forking(c, ("c", "d", "e"))
@@ -147,7 +228,7 @@ def test_a_newcomer_may_learn_of_forks_of_the_past() -> None:
     chain.append(Roster(chain.head, 0, SEATS, (), (LEAD,)), ())
     roster = fork_roster(chain, Ballot(2, "b"), {B, C}, B)
     assert parts_from(LEAD, roster, chain)
-    assert parts_from(D, roster, chain)
+    assert not parts_from(D, roster, chain), "a learner has nothing to go on with"
     assert not parts_from(C, roster, chain)
     assert not parts_from(Member("new", 1), roster, chain)
     assert uncovered(chain, {B}) == [2]

@@ -24,8 +24,8 @@ MINE, OTHERS = Ballot(2, LEAD.peer), Ballot(3, "b")
 class Coordinator:
     """`lead` with c in its lineage, which b was once part of; both hold everything that is needed."""
 
-    def __init__(self, peer: str = LEAD.peer) -> None:
-        self.core = Core(a_manifest(), peer, founder=True)
+    def __init__(self, peer: str = LEAD.peer, **more: Any) -> None:
+        self.core = Core(a_manifest(**more), peer, founder=True)
         chain, view = self.core.state.chain, self.core.state.view
         self.me = Member(peer, 1)
         seats = (Seating(0, self.me, "active"), Seating(1, self.me, "active"), Seating(2, C, "active"), Seating(2, B, "active"))
@@ -67,6 +67,40 @@ def test_step_counts_before_ballot() -> None:
     assert c.meets(ballot=Ballot(1, "b"), step=1) == (True, ["offers"])
     assert Coordinator().meets(ballot=Ballot(1, "b"), step=0) == (True, ["stands"])
     assert Coordinator().meets(ballot=OTHERS, step=0) == (True, ["offers"])
+
+
+def test_losses_count_before_the_step() -> None:
+    """Who was cut off alone, and made the rest of the swarm again of what it had, may be far ahead."""
+    assert Coordinator().meets(step=1000, lossy_forks=1) == (True, ["stands"])
+    c = Coordinator()
+    c.core.state.chain.step, c.core.state.chain.lossy_forks = 1000, 1
+    assert c.meets(ballot=Ballot(1, "b"), step=1) == (True, ["offers"])
+    assert c.meets(ballot=Ballot(1, "b"), step=1, word="accepts") == (False, []), "it gives its seats up"
+    c = Coordinator()
+    c.core.state.chain.lossy_forks = 1
+    assert c.meets(lossy_forks=1) == (True, ["offers"]), "alike: the step decides"
+    assert Coordinator().meets(step=1000, lossy_forks=-1) == (True, []), "there is nothing below none"
+
+
+class Hollow(Coordinator):
+    """Its stage 2 has just lost all holders."""
+
+    def __init__(self, voters: tuple[Member, ...], **more: Any) -> None:
+        super().__init__(recovery=more)
+        chain = self.core.state.chain
+        lost = tuple(Seating(2, member, "active") for member in (B, C))
+        chain.append(Roster(chain.head, 0, (Seating(0, C, "passive"),), lost, voters), ())
+
+
+def test_who_can_make_a_stage_again_does_not_give_way_to_one_that_lost_more() -> None:
+    other = {"step": 1000, "lossy_forks": 1}
+    assert Hollow((LEAD, C), policy="checkfree").meets(**other) == (True, ["stands"])
+    assert Hollow((LEAD, C), policy="checkfree").meets() == (True, ["offers"]), "that one has every stage, and lost no more"
+    assert Hollow((LEAD, C), policy="none").meets(**other) == (True, ["offers"]), "here nothing is made again"
+    assert Hollow((B, C, LEAD), policy="checkfree").meets(**other) == (True, ["stands"])
+    c = Hollow((B, C, LEAD), policy="checkfree")
+    c.hear(C, OTHERS)
+    assert c.meets(**other) == (True, ["offers"]), "without a quorum it decides nothing"
 
 
 def test_nobody_gives_way_to_a_lineage_without_a_stage() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from protocol.assignment import make_plan
 from protocol.chain import Chain, choose_voters
 from protocol.commands import Command, Introduce, Note, SendMessage
-from protocol.fork import leaves_behind
+from protocol.fork import is_left_behind
 from protocol.herald import Herald
 from protocol.ids import ATTEMPTS_PER_TERM, Ballot, Member, PeerId, RecordId
 from protocol.ledger import Ledger, contacts_of
@@ -425,9 +425,9 @@ class Coordinator:
 
     def send_records(self, to: Member, head: RecordId) -> None:
         """Send what was decided after `head`; where this node has not got all of it any more, where the chain stands. Whoever
-        was left behind is not led from here: it would wait for what it cannot learn."""
+        was left behind is told nothing."""
         peer, after = to.peer, self._chain.after(head)
-        if any(leaves_behind(to, decided.record) for decided in after or ()):
+        if is_left_behind(to, head, self._chain):
             return
         if after is None and peer in self._chain.seen:
             contacts = contacts_of([m.peer for m in self._chain.members()], self.addresses)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from protocol.chain import Chain, choose_voters
-from protocol.ids import Ballot, Member
+from protocol.ids import Ballot, Member, RecordId
 from protocol.losses import promotions
 from protocol.records import Record, Roster, is_fork
 from protocol.view import View
@@ -73,6 +73,12 @@ def parts_from(me: Member, record: Record, chain: Chain) -> bool:
 def leaves_behind(member: Member, record: Record) -> bool:
     """Is it a record with which others parted from the member, though it held a stage? It lives on in another lineage."""
     return is_fork(record) and any(s.member == member and s.role != "learner" for s in record.leaves)
+
+
+def is_left_behind(member: Member, head: RecordId, chain: Chain) -> bool:
+    """Does the member stand at a place after which this lineage parted from it? It is not led from here, where it would wait
+    for what it cannot learn; what it promised is another lineage's affair."""
+    return any(leaves_behind(member, decided.record) for decided in chain.after(head) or ())
 
 
 class Roll:

@@ -4,7 +4,7 @@ Coordinators that find each other in the directory say where they stand. Of two 
 loss, then with the higher (step, ballot) survives, if its coordinator hears holders of every stage. The step comes second: who
 was cut off alone from a living swarm and made the rest again of what it had trains fast and learns little. One that lacks a
 stage never survives another; but while it has a quorum and can make the stage again, it does not give way to one that parted
-more often with a loss either: it goes on, and outranks that one soon.
+more often with a loss either, for as long as that takes: it goes on, and outranks that one soon.
 
 The lower one offers to give itself up; only when the other has accepted does it tell its members. Who has accepted gives up
 nothing for a while, and of two that offer at once only the higher ballot accepts: so they never both go.
@@ -50,6 +50,10 @@ class Meetings:
         self._offered: tuple[PeerId, float] | None = None
         self._accepted_at = -1e9
         self._said_at: dict[PeerId, float] = {}
+        self._lacks_since: float | None = None
+        """Since when it has met others without covering every stage."""
+        rules = manifest.recovery
+        self._regrows_s = rules.rebuild_grace_s + rules.newcomer_wait_s + manifest.fork_after_s
         self._out: list[Command] = []
 
     def take(self) -> list[Command]:
@@ -59,7 +63,7 @@ class Meetings:
 
     def begin_anew(self) -> None:
         """This node has given up its lineage."""
-        self._offered, self._accepted_at = None, -1e9
+        self._offered, self._accepted_at, self._lacks_since = None, -1e9, None
         self._said_at.clear()
 
     def covers(self, ballot: Ballot, now: float) -> bool:
@@ -67,9 +71,10 @@ class Meetings:
         return not uncovered(self._chain, self._here(ballot, now))
 
     def _goes_on(self, ballot: Ballot, now: float) -> bool:
-        """Can they decide, and make again whatever they do not hold?"""
-        here = self._here(ballot, now)
-        return is_quorum(here, self._chain.voters) and not unmakeable(self._chain, here)
+        """Can they decide, and make again whatever they do not hold, and have not had their time for that yet?"""
+        here, since = self._here(ballot, now), self._lacks_since
+        has_time = since is not None and now - since <= self._regrows_s
+        return has_time and is_quorum(here, self._chain.voters) and not unmakeable(self._chain, here)
 
     def _here(self, ballot: Ballot, now: float) -> set[Member]:
         news, view = self._view.news, self._view
@@ -104,6 +109,7 @@ class Meetings:
 
     def _compare(self, peer: PeerId, other: Meeting, stand: Stand, now: float) -> None:
         covers = self.covers(stand.ballot, now)
+        self._lacks_since = None if covers else now if self._lacks_since is None else self._lacks_since
         if other.lineage == self._chain.lineage and (covers or other.ballot < stand.ballot):
             return
         lost = self._chain.lossy_forks

@@ -279,8 +279,8 @@ class NodeState:
             if peer not in self._watch and peer != self.leader.peer and self.coordinator is None:
                 self._send(peer, self._beat())
                 self._watch.for_a_while(peer, now)
-        elif self.coordinator and peer in self.chain.seen:  # it may have promised not to follow this ballot
-            self.takeover.saw(beat.ballot, now)
+        elif self.coordinator and peer in self.chain.seen:
+            self.takeover.saw_former(Member(peer, incarnation), beat, now)
         if self.coordinator:
             self.coordinator.on_heartbeat(Member(peer, incarnation), beat, now)
 

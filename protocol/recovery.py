@@ -221,10 +221,12 @@ class Recovery:
         return best.member if best else None
 
     def _neighbour(self, stage: int) -> Member | None:
-        """Who has most room: fewest seats, most memory, the nearest stage."""
+        """Who has most room: fewest seats, most memory, the nearest stage. The coordinator where nobody else is left."""
         seats: dict[Member, list[int]] = {}
         for s in self._chain.seatings:
             if s.role == "active" and not self._view.lapsed(s.member.peer, self._since[stage]):
                 seats.setdefault(s.member, []).append(s.stage)
-        able = [m for m in seats if self._members.handover.heirs.can_compute(stage, m)]
-        return min(able, key=lambda m: self._members.handover.heirs.burden(stage, m), default=None)
+        heirs = self._members.handover.heirs
+        able = [m for m in seats if heirs.can_compute(stage, m)]
+        alone = self._me if self._chain.member_of(self._me.peer) and heirs.can_compute(stage, self._me) else None
+        return min(able, key=lambda m: heirs.burden(stage, m), default=alone)

@@ -16,11 +16,11 @@ from protocol.acceptor import Acceptor
 from protocol.candidate import Candidate
 from protocol.chain import Chain
 from protocol.commands import Command, Note, Say, SendMessage
-from protocol.fork import Roll, in_order, uncovered, unmakeable
+from protocol.fork import Roll, in_order, is_left_behind, uncovered, unmakeable
 from protocol.ids import NO_BALLOT, Ballot, Member, PeerId, hash_of
 from protocol.leader import MAX_TERM_AHEAD, Leader
 from protocol.manifest import Manifest
-from protocol.messages import Decide, Held, Message, Prepare, Promise, Proposed
+from protocol.messages import Decide, Heartbeat, Held, Message, Prepare, Promise, Proposed
 from protocol.proposal import Proposal
 from protocol.recipes import beyond_recovery
 from protocol.records import Commit
@@ -151,6 +151,11 @@ class Takeover:
         self._highest = ballot
         if ballot > known and self._rival_at is None:
             self._rival_at = now
+
+    def saw_former(self, member: Member, beat: Heartbeat, now: float) -> None:
+        """Somebody who was on the roster once is heard by the coordinator. It may have promised not to follow this ballot."""
+        if not is_left_behind(member, beat.head, self._chain):
+            self.saw(beat.ballot, now)
 
     def on_prepare(self, sender: Member, asked: Prepare, now: float) -> bool:
         """A candidate asks. False if it is refused, and should hear which ballot is served here."""

@@ -1,4 +1,6 @@
-"""Half of a swarm of real processes sleeps: the other half goes on without a quorum; afterwards both are one swarm again."""
+"""Half of a swarm of real processes sleeps: the other half goes on without a quorum; afterwards both are one swarm again. Half
+of one dies, with a stage: the other half makes it again.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from node.demo.process import NodeProcess
-from tests.integration.ends import end_all_at_once
+from tests.integration.ends import Ending, end_all_at_once
+from tests.integration.seen import assert_counted_once
+from tests.integration.test_regrow import NUM_MICROBATCHES, a_run, seat_of
 from tests.tools.material import write_manifest
 from tests.tools.swarm import Swarm, swarm, wait_for
 
@@ -56,6 +60,33 @@ def test_two_halves_part_and_become_one_again(tmp_path: Path) -> None:
         wait_for("it stays one", lambda: is_one(made), LIMIT_S, made.situation)
         assert len([node for node in made.nodes if made.events(node, "forked")]) == 2, "nobody parted again"
         assert end_all_at_once(made.nodes) == [0, 0, 0, 0]
+        assert_one_digest_per_state(made)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_half_dies_with_a_stage_and_the_other_half_goes_on(tmp_path: Path) -> None:
+    """Stage 0, which coordinates, and stage 2, with half of the voters: no quorum is left, but a source for every stage."""
+    more = {"recovery__policy": "checkfree", "recovery__embedding_copies": 2, "recovery__newcomer_wait_s": 0.0}
+    with swarm(tmp_path) as made:
+        nodes = made.launch(a_run(tmp_path, 3, **more), num_block_stages=3)
+        left = [nodes[1], nodes[3]]
+        made.wait_step(3, LIMIT_S)
+        endings = [Ending(node) for node in (nodes[0], nodes[2])]
+        for ending in endings:
+            ending.send(signal.SIGKILL)
+        for ending in endings:
+            ending.check()
+        before = max(event["step"] for node in left for event in made.events(node, "loss"))
+        for node in left:
+            made.wait_step(before + 5, LIMIT_S, node)
+        [one], [other] = (made.events(node, "forked") for node in left)
+        assert one["record"] == other["record"]
+        assert sorted(one["peers"]) == sorted(made.running(node).peer for node in left)
+        [again] = filter(None, (seat_of(made, node, 2) for node in left))
+        assert [source["stage"] for source in again["provenance"]["sources"]] == [1, 3], "made by those that were left"
+        assert end_all_at_once(left) == [0, 0]
+        assert_counted_once({made.running(node).peer: made.events(node) for node in made.nodes}, NUM_MICROBATCHES)
         assert_one_digest_per_state(made)
 
 

@@ -41,6 +41,7 @@ class CutOff:
         self.faults = Faults().duplicate(rng.choice((0.01, 0.1))).reorder(rng.choice((0.01, 0.05)))
         self.world = World(self.manifest, rng, Network(rng, self.faults.weather), self.faults, self.watch, real_state)
         self.watch.now = lambda: self.world.now
+        self.watch.reaches = self.world.reaches
 
     def _data(self) -> dict[str, Any]:
         data = a_manifest(self.rng, self.num_stages - 1, 1, 10_000, self.seed)

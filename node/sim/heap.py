@@ -82,7 +82,6 @@ class World:
         self._heap: list[tuple[float, int, SimNode | None, Callable[..., None], tuple[Any, ...]]] = []
         self._sequence = 0
         self._by_address: dict[str, SimNode] = {}
-        watch.reaches = self._reaches
         self._leases: dict[PeerId, tuple[float, SimNode, PublishLease]] = {}
         self.works = Works(self)
         self._do: dict[type, Callable[[SimNode, Any], None]] = {
@@ -209,14 +208,14 @@ class World:
         if loud:
             self.works.died(node)
 
-    def _reaches(self, node: SimNode, member: Member, lineage: RecordId) -> bool:
-        """Does the member live, in this lineage, and was the link to it not cut for some lapses?"""
+    def reaches(self, node: SimNode, member: Member, lineage: RecordId) -> bool:
+        """Does the member live, in this lineage, and was the link to it not cut for some lapses? It knows no other faults."""
         other, since = self.nodes.get(member.peer), self.now - 3 * self.manifest.timing.lapse_s
         if other is None or other.dead or other.frozen or other.spec.member != member:
             return False
-        cuts = [cut for cut in self.faults.weather.cuts if {cut.one, cut.other} == {node.peer, member.peer}]
+        links = (node.peer, member.peer), (member.peer, node.peer)
         is_in_it = other.state.chain.lineage == lineage  # type: ignore[attr-defined]
-        return is_in_it and not any(cut.begins_s <= self.now and cut.ends_s > since for cut in cuts)
+        return is_in_it and not any(cut.takes(*link, since, self.now) for cut in self.faults.weather.cuts for link in links)
 
     def _thaw(self, node: SimNode, forgetful: bool) -> None:
         if node.dead:

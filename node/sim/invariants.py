@@ -55,6 +55,8 @@ class Place:
     """The newest record up to here that forked."""
     losses: int = 0
     """How many of those that forked left a stage without a holder."""
+    made: frozenset[int] = frozenset()
+    """Stages that were rebuilt since the last commit; whoever is seated there may not have them yet."""
 
     def active(self, stage: int) -> list[Member]:
         """Active replicas of a stage."""
@@ -85,6 +87,10 @@ class Invariants:
         self.now: Callable[[], float] = lambda: 0.0
         self.reaches: Callable[[SimNode, Member, RecordId], bool] = lambda _node, _member, _lineage: False
         """Could the node have heard the member, which is in this lineage, all the time of late?"""
+        self.num_grown = 0
+        """Commits that were the newest of the highest step."""
+        self._lineages: dict[Member, RecordId] = {}
+        """In which those that live are."""
         self._child: dict[RecordId, RecordId] = {}
         self._named: dict[int, tuple[Record, RecordId]] = {}
         self._held: defaultdict[tuple[Ballot, RecordId], set[Member]] = defaultdict(set)
@@ -109,7 +115,7 @@ class Invariants:
 
     @property
     def place(self) -> Place:
-        """Roster and voters after the newest decided record, of those of the highest step."""
+        """Roster and voters after the newest decided record, of those of the highest step that anybody who lives may know."""
         return self.places[self.head]
 
     @property
@@ -182,11 +188,13 @@ class Invariants:
         for handle, count in node.pool.owned.items():
             self._payloads[self._tags[node][handle]] -= count
         self._tags.pop(node, None)
+        self._leaves(node.spec.member)
 
     def exited(self, node: SimNode) -> None:
         """A node left in order: it owes nothing."""
         self.quiet(node)
         self._tags.pop(node, None)
+        self._leaves(node.spec.member)
 
     def quiet(self, node: SimNode) -> None:
         """A node at rest owns no payload."""
@@ -281,16 +289,26 @@ class Invariants:
             seats = {key: seating for key, seating in before.seats.items() if key[0] != record.stage}
             seats |= {(s.stage, s.member): s for s in record.joins}
             states = before.states | {record.stage: next_state_id(before.states[record.stage], name)}
-            self.places[name] = replace(before, seats=seats, voters=record.voters, states=states)
+            made = before.made | {record.stage}
+            self.places[name] = replace(before, seats=seats, voters=record.voters, states=states, made=made)
             self.num_checked["rebuilds"] += 1
         else:
             self._check_commit(record)
             self.commits.append((self.now(), record, name))
             states = {stage: next_state_id(state, name) for stage, state in before.states.items()}
-            self.places[name] = replace(before, step=record.step, states=states)
+            self.places[name] = replace(before, step=record.step, states=states, made=frozenset())
             self._steps |= dict.fromkeys(states.items(), record.step)
         if self.places[name].step >= self.place.step:
+            self.num_grown += isinstance(record, Commit)
             self.head = name
+
+    def _leaves(self, member: Member) -> None:
+        """Somebody is gone, or in another lineage. That of the highest step may have ended with him."""
+        self._lineages.pop(member, None)
+        living = set(self._lineages.values())
+        if living and self.place.lineage not in living:
+            left = [name for name, place in self.places.items() if place.lineage in living]
+            self.head = max(reversed(left), key=lambda name: self.places[name].step)
 
     def _check_rebuild(self, rebuild: Rebuild, before: Place) -> None:
         """What is mixed is what the sources are now; what a stage goes on from is what it was, not too long ago."""
@@ -370,8 +388,10 @@ class Invariants:
             known = self._child.get(fields["parent"], fields["record"])
             fine = fields["record"] in (known, *self.forks)
             require(fine, f"S1: {node!r} notes {fields}, {known} was decided after its parent")
+            self._lineages[node.spec.member] = self.places[fields["record"]].lineage
         elif note.type == "yielded":
             self._latest = {where: key for where, key in self._latest.items() if where[0] != node.spec.member}
+            self._leaves(node.spec.member)
         elif note.type == "recovered":
             told = (fields["stage"], fields["step"], fields["peer"])
             require(told not in self.recovered, f"{node!r} tells of a recovery that was told before: {fields}")

@@ -106,8 +106,8 @@ class Mixed:
         """Give it newcomers and time."""
         for _ in range(2):
             self.world.boot(self.mixture.newcomer(), self.world.now)
-        wanted = self.watch.step + STEPS_AFTER
-        if self.world.run(lambda: self.watch.step >= wanted, self._limit_s()):
+        wanted = self.watch.num_grown + STEPS_AFTER
+        if self.world.run(lambda: self.watch.num_grown >= wanted, self._limit_s()):
             require(self.world.run(self._is_one, self._limit_s()), f"lineages stay apart: {self._situation()}")
             return "went on"
         why = self.why_over()
@@ -121,17 +121,17 @@ class Mixed:
 
     def why_over(self) -> str:
         """Why the swarm need not go on: a stage of which nobody who lives has the state and which is not made of others, or no
-        quorum and not all stages; '' if it must."""
+        quorum and no source for every stage; '' if it must."""
         place, manifest = self.watch.place, self.manifest
         alive = {node.spec.member for node in self.world.alive()}
         lost = [stage for stage in range(manifest.num_stages) if not alive & set(place.holders(stage))]
-        if not is_quorum(alive & set(place.voters), place.voters):
-            return f"no quorum, and nobody holds stages {lost}" if lost else ""
         if not lost:
             return ""
         if manifest.recovery.policy == "none":
             return f"nobody holds stages {lost}"
-        over = 0 in lost or len(lost) >= manifest.num_block_stages
+        decides = is_quorum(alive & set(place.voters), place.voters)
+        unsure = {0, *lost} if decides else {0, *lost, *place.made}
+        over = 0 in lost or len(unsure) > manifest.num_block_stages
         return f"stages {lost} cannot be made of others" if over else ""
 
     def _is_one(self) -> bool:

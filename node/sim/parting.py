@@ -57,6 +57,7 @@ class Parting:
         self.network = Network(rng, self.faults.weather)
         self.world = World(self.manifest, rng, self.network, self.faults, self.watch, real_state)
         self.watch.now = lambda: self.world.now
+        self.watch.reaches = self.world.reaches
 
     def _data(self, rng: random.Random, stages: int) -> dict[str, Any]:
         data = a_manifest(rng, stages, 2, 10_000, self.seed)

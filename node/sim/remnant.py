@@ -53,6 +53,7 @@ class Remnant:
         self.faults = Faults().duplicate(rng.choice((0.01, 0.05))).reorder(rng.choice((0.01, 0.05)))
         self.world = World(self.manifest, rng, Network(rng, self.faults.weather), self.faults, self.watch, real_state)
         self.watch.now = lambda: self.world.now
+        self.watch.reaches = self.world.reaches
 
     def _data(self) -> dict[str, Any]:
         rng = self.rng

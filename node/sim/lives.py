@@ -15,7 +15,7 @@ from node.sim.mixed import Mixed
 from node.sim.mixture import Options
 from node.sim.parting import Parting
 from node.sim.regrowth import Regrowth
-from node.sim.remnant import Remnant
+from node.sim.remnant import Remnant, Scattered
 from node.sim.scenario import make_scenario, make_takeover
 from node.sim.story import scenario_of, story_of
 from node.sim.trial import Trial
@@ -40,6 +40,7 @@ NARROW: dict[str, Callable[[int], Life]] = {
     "regrowth": Regrowth,
     "leaving": Leaving,
     "remnant": Remnant,
+    "scattered": Scattered,
     "cut-off": CutOff,
     **{name: lambda seed, phase=phase: Trial(make_takeover(seed, phase)) for name, phase in TAKEOVERS.items()},  # type: ignore[misc]
 }

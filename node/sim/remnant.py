@@ -15,6 +15,7 @@ from node.sim.invariants import Invariants
 from node.sim.machine import BrokenError, require
 from node.sim.network import Network
 from node.sim.nodes import NodeSpec, SimNode
+from node.sim.parting import chain_of, leader_of
 from node.sim.scenario import a_manifest
 from node.sim.trial import real_state
 from protocol.chain import is_quorum
@@ -25,6 +26,7 @@ START_S = 300.0
 STEPS = 3
 GRACE_S = 4.0
 WAIT_S = 2.0
+WHOLE_S = 600.0
 
 
 @dataclass(slots=True)
@@ -72,10 +74,11 @@ class Remnant:
         try:
             return self._run()
         except BrokenError as error:
-            error.add_note(f"replay: regrow sim --life remnant --seed {self.seed}")
+            error.add_note(f"replay: regrow sim --life {type(self).__name__.lower()} --seed {self.seed}")
             raise
 
-    def _run(self) -> Left:
+    def _begin(self) -> None:
+        """Until some steps are committed."""
         world = self.world
         for index, spec in enumerate(self._specs):
             world.boot(spec, 0.0 if not index else self.rng.uniform(0.0, 3.0))
@@ -83,9 +86,15 @@ class Remnant:
         for spec in self._spares:
             world.boot(spec, world.now)
         world.run(lambda: False, self.rng.uniform(0.0, 3.0))
-        dead = self._choose()
-        for node in dead:
-            world.hit(node, Strike("crash", 0, 0, "forward", loud=self.rng.random() < 0.5))
+
+    def _die(self) -> None:
+        for node in self._choose():
+            self.world.hit(node, Strike("crash", 0, 0, "forward", loud=self.rng.random() < 0.5))
+
+    def _run(self) -> Left:
+        world = self.world
+        self._begin()
+        self._die()
         alive = {node.spec.member for node in world.alive()}
         lost = [s for s in range(self.num_stages) if not alive & set(self.watch.place.holders(s))]
         before, died_at, at_most = self.watch.step, world.now, self._at_most(len(alive), len(lost))
@@ -121,3 +130,32 @@ class Remnant:
         says = "; ".join(f"{node!r}: {node.says}" for node in self.world.alive())
         seats = ", ".join(f"{s}:{m.peer}/{m.incarnation}:{x.role}" for (s, m), x in sorted(self.watch.place.seats.items()))
         return f"step {self.watch.step} at {self.world.now:.2f} s; {seats}; {says}"
+
+
+class Scattered(Remnant):
+    """One of those that are left is cut off from the others for a while, before or after they went on. All become one again."""
+
+    def _run(self) -> Left:
+        world, rng, timing = self.world, self.rng, self.manifest.timing
+        self._begin()
+        self._die()
+        alive, died_at = world.alive(), world.now
+        alone = rng.choice(alive)
+        begins = world.now + rng.choice((0.0, rng.uniform(0.0, timing.fork_after_s + 4 * timing.lapse_s)))
+        ends = begins + rng.uniform(1.0, timing.fork_after_s + 12 * timing.lapse_s)
+        self.faults.part([alone.peer], [node.peer for node in alive if node is not alone], (begins, ends))
+        world.run(lambda: False, ends - world.now)
+        require(world.run(self._is_one, WHOLE_S), f"{alone!r} was cut off, and they are not one: {self._situation()}")
+        self.counts.update(self.watch.num_checked)
+        return Left(self.seed, 0, world.now - died_at, WHOLE_S, self.counts)
+
+    def _is_one(self) -> bool:
+        """Everybody follows one coordinator, in one lineage, with a seat that is no learner's; every stage is computed."""
+        nodes = self.world.alive()
+        lead = self.world.nodes[leader_of(nodes[0])]
+        if lead.dead or len(set(map(leader_of, nodes))) > 1:
+            return False
+        chain = chain_of(lead)
+        seated = {s.member for s in chain.seatings if s.role != "learner"}
+        ours = all(n.spec.member in seated and chain_of(n).lineage == chain.lineage for n in nodes)
+        return ours and not chain.empty_stages()

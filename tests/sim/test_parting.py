@@ -17,7 +17,7 @@ from node.sim.heap import World
 from node.sim.machine import BrokenError
 from node.sim.nodes import SimNode
 from node.sim.parting import Parting, live_parted
-from node.sim.remnant import Remnant
+from node.sim.remnant import Remnant, Scattered
 from protocol.chain import Chain
 from protocol.events import MessageReceived
 from protocol.fork import fork_roster, unmakeable
@@ -87,6 +87,17 @@ def live_bereft(seeds: range, tally: Counter[str]) -> None:
     tally.update({f"left of most: {what}": count for what, count in mine.items()})
     assert mine["forks"] >= len(seeds), f"each must have parted from the dead: {mine}"
     assert mine["rebuilds"] >= mine["lost"] >= len(seeds), f"each must have lost a stage: {mine}"
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_those_that_are_left_find_each_other(tally: Counter[str]) -> None:
+    """One of them was cut off when the others went on, or went on alone."""
+    mine: Counter[str] = Counter()
+    for seed in SOME_SEEDS:
+        mine.update(Scattered(seed).run().counts)
+    tally.update({"scattered: forks": mine["forks"], "scattered: with a loss": mine["forks with a loss"]})
+    assert mine["forks with a loss"] >= len(SOME_SEEDS), mine
 
 
 @pytest.mark.timeout(120)

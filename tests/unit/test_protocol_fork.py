@@ -152,8 +152,23 @@ def test_who_was_left_behind_is_not_led_by_those_who_left() -> None:
     c.promise(forking(c, ("d",)), "d")
     beat = Heartbeat(1, Ballot(1, "lead"), before, 0, 0)
     assert not sent(c.tell(beat, "c"), Decide)
-    c.now += 10
+    ballot = c.state.ballot
+    for _ in range(12):
+        c.tell(replace(beat, ballot=Ballot(9, "c")), "c")
+        c.pass_time(1, ("d",))
+    assert c.state.ballot == ballot, "nor raced"
     assert sent(c.tell(replace(beat, incarnation=2), "c", incarnation=2), Decide, "c"), "another life of it is a newcomer"
+
+
+def test_a_coordinator_that_is_left_alone_takes_what_was_lost() -> None:
+    c = Left(recovery=MAKES)
+    prepare = forking(c)
+    c.promise(prepare, "c")
+    c.promise(prepare, "d")
+    c.pass_time(8, ("c", "d"))
+    assert c.state.chain.members() == [B, C, D]
+    assert [note["stage"] for note in notes(c.pass_time(16), "rebuild")] == [2]
+    assert [s.stage for s in c.state.chain.seatings if s.member == B and s.role == "active"] == [0, 1, 2]
 
 
 def test_what_is_being_made_is_no_source() -> None:

@@ -98,6 +98,11 @@ def test_who_can_make_a_stage_again_does_not_give_way_to_one_that_lost_more() ->
     assert Hollow((LEAD, C), policy="checkfree").meets() == (True, ["offers"]), "that one has every stage, and lost no more"
     assert Hollow((LEAD, C), policy="none").meets(**other) == (True, ["offers"]), "here nothing is made again"
     assert Hollow((B, C, LEAD), policy="checkfree").meets(**other) == (True, ["stands"])
+    c = Hollow((LEAD, C), policy="checkfree")
+    assert c.meets(**other) == (True, ["stands"])
+    c.now += 700
+    c.hear(C)
+    assert c.meets(**other) == (True, ["offers"]), "it has had its time"
     c = Hollow((B, C, LEAD), policy="checkfree")
     c.hear(C, OTHERS)
     assert c.meets(**other) == (True, ["offers"]), "without a quorum it decides nothing"

@@ -42,6 +42,7 @@ MORE_LOSSY = [
     ("with a loss", Bounds(terms=2, places=1, crashes=0, stand="b", fork="b")),
     ("with a loss, on two sides", Bounds(terms=2, places=1, crashes=1, rosters=False, stand="", fork="bc")),
 ]
+NO_SOURCE = ("with a loss", Bounds(terms=2, places=1, crashes=0, rosters=False, stand="b", fork="c"))
 ANEW = Bounds(terms=2, places=1, crashes=1, rosters=False, stand="b", anew=True)
 FULL = [
     ("two that hold everything", Bounds(terms=4, places=2, crashes=1, fork="ab")),
@@ -111,7 +112,7 @@ def breaks(layout: str = "2+1", bounds: Bounds = QUICK[2][1]) -> None:
         explore(layout, bounds)
 
 
-@pytest.mark.parametrize(("layout", "bounds"), [QUICK[2], LOSSY[0]], ids=str)
+@pytest.mark.parametrize(("layout", "bounds"), [QUICK[2], NO_SOURCE], ids=str)
 def test_going_on_without_a_stage(layout: str, bounds: Bounds, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protocol.candidate.may_part", lambda _chain, _stay, _heard: True)
     breaks(layout, bounds)

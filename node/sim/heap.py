@@ -82,7 +82,8 @@ class World:
         self._heap: list[tuple[float, int, SimNode | None, Callable[..., None], tuple[Any, ...]]] = []
         self._sequence = 0
         self._by_address: dict[str, SimNode] = {}
-        self._leases: dict[PeerId, tuple[float, SimNode, PublishLease]] = {}
+        self._leases: dict[PeerId, tuple[int, SimNode, PublishLease]] = {}
+        self._num_published = 0
         self.works = Works(self)
         self._do: dict[type, Callable[[SimNode, Any], None]] = {
             SendMessage: self._send_message,
@@ -306,12 +307,14 @@ class World:
 
     def _publish(self, node: SimNode, command: PublishLease) -> None:
         visible = self.now + self.rng.uniform(*DIRECTORY_DELAY_S)
-        self.post(visible, None, self._show, self.now, node, command)
+        self._num_published += 1
+        self.post(visible, None, self._show, self._num_published, node, command)
 
-    def _show(self, told_at: float, node: SimNode, command: PublishLease) -> None:
-        """A later claim is never replaced by an earlier one."""
-        if told_at >= self._leases.get(node.peer, (0.0,))[0]:
-            self._leases[node.peer] = told_at, node, command
+    def _show(self, number: int, node: SimNode, command: PublishLease) -> None:
+        """A later claim is never replaced by an earlier one, though both be of one instant: who wins the role claims it right
+        after the seats that he is left with."""
+        if number > self._leases.get(node.peer, (0,))[0]:
+            self._leases[node.peer] = number, node, command
 
     def _look_up(self, node: SimNode) -> None:
         self.post(self.now + self.rng.uniform(*DIRECTORY_POLL_S), node, self._look_up, node)

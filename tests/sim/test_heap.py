@@ -15,7 +15,7 @@ from node.sim.network import Network, Weather
 from node.sim.nodes import Decider, NodeSpec, SimNode
 from node.sim.scenario import make_scenario
 from node.sim.trial import Trial, run_seed
-from protocol.commands import Command, Introduce, Note, Release, SendMessage, SendPayload
+from protocol.commands import Command, Introduce, Note, PublishLease, Release, SendMessage, SendPayload
 from protocol.events import CommandFailed, Event, LeasesSeen, MessageReceived, PayloadArrived, Tick
 from protocol.ids import Ballot, Member
 from protocol.manifest import Manifest
@@ -108,6 +108,16 @@ def test_the_directory_tells_about_the_coordinator_after_a_while() -> None:
     seen = [e for e in pair["b"].of(LeasesSeen) if isinstance(e, LeasesSeen)]
     assert seen[-1].coordinator
     assert seen[-1].coordinator.peer == "a"
+
+
+def test_of_two_claims_of_one_instant_the_later_one_stays() -> None:
+    """Who takes over a role claims what it has left, and then that it coordinates; this is not said a second time."""
+    pair = Pair()
+    for term in range(2, 22):
+        pair.do("b", PublishLease((1,), term, False), PublishLease((1,), term, True))
+        pair.pass_time(6.0)
+        seen = [e for e in pair["a"].of(LeasesSeen) if isinstance(e, LeasesSeen)]
+        assert [rival.peer for rival in seen[-1].rivals] == ["b"], f"term {term}"
 
 
 def test_messages_keep_their_order_within_a_lane() -> None:

@@ -211,7 +211,7 @@ class Takeover:
         coordinated without a quorum."""
         self._stuck_since = stuck_since
         if self.leading:
-            rival = self._rival_at is not None and now - self._rival_at > PATIENCE_HEARTBEATS * self._beat_s
+            rival = self._rival_at is not None and not self._has_rival(now)
             forks = frozenset() if rival or stuck_since is None else self._turn_to_fork(stuck_since, now)
             if rival or forks:
                 self.leading, self.before = False, ""
@@ -229,10 +229,16 @@ class Takeover:
         if self.candidate and self.candidate.forks and not outbid:
             self._ask()
             self._go_on(now)
+        elif self.candidate and self.candidate.forks and self._has_rival(now):
+            return  # who outbid it may lead, and needs a moment to say so; whoever outbids him at once is never led
         elif forks := self._turn_to_fork(self._gone_at, now):
             self._stand(now, forks)
         elif not self._may_fork(now):
             self._wait_in_line(self._gone_at, outbid, now)
+
+    def _has_rival(self, now: float) -> bool:
+        """Has it heard of a higher ballot, and not yet left the field to it for long enough?"""
+        return self._rival_at is not None and now - self._rival_at <= PATIENCE_HEARTBEATS * self._beat_s
 
     def _wait_in_line(self, gone_at: float, outbid: bool, now: float) -> None:
         """Stand among the voters, in their order."""

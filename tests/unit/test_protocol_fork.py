@@ -100,6 +100,27 @@ def test_a_learner_is_no_source_and_who_waits_says_for_what() -> None:
     assert "nobody who is heard holds stage 2" in says(out)[-1] or "stage 2" in c.state.takeover.lacks(c.now)
 
 
+def test_who_is_outbid_leaves_the_other_a_moment_to_say_that_it_leads() -> None:
+    """It is on the roster of the coordinator no more, and may hear of it last: outbidding it at once again and again, neither
+    would ever lead it."""
+    c = Left()
+    prepare = forking(c)
+    c.pass_time(2.5, ("c", "d"))
+    higher = Ballot(prepare.ballot.term + 1, "c")
+    c.tell(Heartbeat(1, higher, "f" * 32, 0, 0), "d")
+    assert not any(p.ballot > prepare.ballot for p in sent(c.pass_time(1.5, ("c",)), Prepare))
+    own = c.state.chain
+    c.tell(Decide(higher, Roster(own.head, 0, (), tuple(s for s in own.seatings if s.member == B), (C, LEAD)), ()), "c")
+    assert (c.state.leader.peer, c.state.chain.member_of("b")) == ("c", None)
+
+
+def test_who_is_outbid_by_one_that_does_not_lead_stands_above_it() -> None:
+    c = Left()
+    prepare = forking(c)
+    c.tell(Heartbeat(1, Ballot(prepare.ballot.term + 1, "c"), c.state.chain.head, 0, 0), "d")
+    assert any(p.forks and p.ballot.term > prepare.ballot.term + 1 for p in sent(c.pass_time(3, ("c", "d")), Prepare))
+
+
 # ---- with a loss ----
 
 MAKES = {"policy": "checkfree", "rebuild_grace_s": 4.0, "newcomer_wait_s": 0.0}

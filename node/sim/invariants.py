@@ -99,6 +99,8 @@ class Invariants:
         self._steps: dict[tuple[int, StateId], int] = {}
         self._noted: Counter[tuple[Member, int, Key, int]] = Counter()
         self.recovered: dict[tuple[int, int, str], str] = {}
+        self._teller: dict[tuple[int, int, str], SimNode] = {}
+        """Who told of it last. His successor may tell of it again: it cannot know what he decided, and said to nobody else."""
         """(stage, step, peer where it goes on) -> rung, as the coordinators told it."""
         self._latest: dict[tuple[Member, int], Key] = {}
         self._payloads: Counter[Key] = Counter()
@@ -394,8 +396,8 @@ class Invariants:
             self._leaves(node.spec.member)
         elif note.type == "recovered":
             told = (fields["stage"], fields["step"], fields["peer"])
-            require(told not in self.recovered, f"{node!r} tells of a recovery that was told before: {fields}")
-            self.recovered[told] = fields["rung"]
+            require(self._teller.get(told) is not node, f"{node!r} tells of a recovery that it told before: {fields}")
+            self.recovered[told], self._teller[told] = fields["rung"], node
         elif note.type == "committed":
             every = sorted(m for bits in fields["contributors"].values() for m in members_of(bits))
             whole = list(range(self._manifest.batch.num_microbatches))

@@ -173,6 +173,17 @@ def test_a_record_out_of_nowhere_is_noticed() -> None:
         decide(watch, node, parent="f" * 32)
 
 
+def test_a_recovery_that_one_node_tells_of_twice_is_noticed() -> None:
+    """A successor, who decides again what the one before said to nobody else, may."""
+    watch, node, _ = watched()
+    successor = SimNode(replace(node.spec, member=Member("b", 1)), node.state, "b:1", 0.0)
+    told = Note("recovered", {"stage": 1, "step": 3, "peer": "c", "rung": "returned"})
+    watch.command(node, told)
+    watch.command(successor, told)
+    with pytest.raises(BrokenError, match="told before"):
+        watch.command(successor, told)
+
+
 def test_half_of_the_voters_are_a_quorum_only_with_the_first() -> None:
     other = Member("b", 1)
     watch, node, _ = watched()

@@ -1,5 +1,5 @@
 """Which stages a node holds, in which role, and how it comes to their state: from the seed, a copy, others' weights, or its own
-that it kept when the swarm took it off the roster.
+that it kept when the swarm took it off the roster, or when it gave up its lineage for another.
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ from collections.abc import Callable, Iterable
 from protocol.chain import Chain
 from protocol.commands import Command, CreateSeat, DropSeat, GoOn, KeepGradients, Learn, Note, Regrow, Say, StopLearning
 from protocol.events import Learned, LearningGoesOn, SeatCreated
-from protocol.ids import Ballot, PeerId, StateId
+from protocol.ids import Ballot, PeerId, StateId, initial_state_id
 from protocol.manifest import Manifest
 from protocol.messages import Kept, Learning, Message
 from protocol.records import Rebuild, Seating, is_older_copy, is_weights_alone
 from protocol.rungs import Rung
 from protocol.seat import Seat, SeatPhase, SeatState
 
+REST_HEARTBEATS = 2.0
+NOTHING_COMES_S = 1e9
+"""Seconds left of a copy that has not begun."""
 KEPT_GRADIENTS = 2
 """For learners, after their update. A range further behind is copied again: that costs three vectors, a gradient one."""
 
@@ -35,6 +38,9 @@ class Custody:
         self._manifest, self._me, self._chain = manifest, me, chain
         self._emit, self._tell_leader = emit, tell
         self._kept: dict[int, Seat] = {}
+        self._at_rest: dict[int, float | None] = {}
+        """Stages that this node is to learn, of which it has kept a whole state: that may soon be all that is left of them. It
+        copies nothing over it before a step is committed, or (if it is not the newest) before this time; None: not set yet."""
 
     def _emit_all(self, commands: Iterable[Command]) -> None:
         for command in commands:
@@ -46,10 +52,10 @@ class Custody:
         if stage in self.seats:
             self._change_role(self.seats[stage], join)
             return
-        if self._take_up_again(join):
-            return
-        self.forget_kept()
         manifest, learns = self._manifest, join.role == "learner"
+        if self._take_up_again(join) or not (learns or self._is_from_the_seed(stage)):
+            return  # without the state that it was seated for its heartbeats tell that the seat is lost
+        self.forget_kept()
         state = SeatState(stage, join.role, join.generation, "" if learns else self._chain.state_ids[stage])
         state.provenance = {"rung": "copy" if learns else "seed"}
         seat = Seat(state, self._me, manifest.max_in_flight, manifest.batch.tokens_per_microbatch)
@@ -63,6 +69,9 @@ class Custody:
                 Learn(stage) if learns else CreateSeat(stage, join.generation),
             ]
         )
+
+    def _is_from_the_seed(self, stage: int) -> bool:
+        return self._chain.state_ids[stage] == initial_state_id(self._manifest.run_id, stage)
 
     def _change_role(self, seat: Seat, join: Seating) -> None:
         before, seat.state.role = seat.state.role, join.role
@@ -88,6 +97,7 @@ class Custody:
         if is_older_copy(rebuild):
             self._go_on(join, rebuild)
             return
+        self.forget_kept(stage)
         manifest = self._manifest
         state = SeatState(stage, join.role, rebuild.generation, "", lr_factor=manifest.recovery.lr_factor)
         state.provenance = {
@@ -112,9 +122,10 @@ class Custody:
         return self._kept_as(rebuild.stage, rebuild.sources[0].state_id) if mine else None
 
     def _kept_as(self, stage: int, state_id: StateId) -> Seat | None:
-        """What is kept of the stage, if it is whole and this state."""
+        """What is kept of the stage, if it is whole and this state ('': any)."""
         seat = self._kept.get(stage)
-        return seat if seat and seat.phase is SeatPhase.IDLE and seat.state.state_id == state_id else None
+        fits = seat and seat.phase is SeatPhase.IDLE and state_id in ("", seat.state.state_id)
+        return seat if fits else None
 
     def _go_on(self, join: Seating, rebuild: Rebuild) -> None:
         """Without what was kept (any more) the seat stays empty, and the coordinator is told that it is lost."""
@@ -137,8 +148,9 @@ class Custody:
 
     def give_way(self, rebuild: Rebuild) -> None:
         """The stage begins anew elsewhere, or here with another state: what is held of it is of no use, unless this node gives
-        it its weights."""
+        it its weights, or the state that it goes on from."""
         stage = rebuild.stage
+        self._lay_aside(stage)
         if not self._kept_of(rebuild):
             self.forget_kept(stage)
         gives = any(s.role == "parked" and s.member.peer == self._me for s in rebuild.joins)
@@ -151,9 +163,9 @@ class Custody:
     def _end_learning(self, seat: Seat) -> None:
         """A seat that is no learner any more takes part from the newest state on, as soon as it has that."""
         stage = seat.state.stage
-        newest = seat.state.state_id == self._chain.state_ids[stage]
-        if seat.phase is SeatPhase.LEARNING and seat.state.role != "learner" and newest:
+        if seat.phase is SeatPhase.LEARNING and seat.state.role != "learner" and self._is_newest(seat):
             seat.phase = SeatPhase.IDLE
+            self._at_rest.pop(stage, None)
             self._emit(StopLearning(stage))
             self._tell_provenance(seat)
 
@@ -172,10 +184,11 @@ class Custody:
                 self._emit(KeepGradients(stage, wanted))
 
     def begin_anew(self, why: str = "too far behind") -> None:
-        """The chain begins anew here: states from before are of no use."""
-        self.forget_kept()
+        """The chain begins anew here, without seats. A whole state may be one that its stage had in the lineage that goes on,
+        before the two parted: it is kept until its age or generation says that it is of no use there."""
+        self._forget_old()
         for seat in list(self.seats.values()):
-            self.drop(seat)
+            self.set_aside(seat)
             self._emit(Note("left", {"stage": seat.state.stage, "reason": why}))
             self._emit(Say(f"stage {seat.state.stage} is not held here any more: the roster goes on without this node"))
 
@@ -221,31 +234,83 @@ class Custody:
         """The seat takes no part any more; its state is kept for a while."""
         if seat.attempt and seat.settled:
             self._emit_all(seat.void())
-        if seat.phase in (SeatPhase.IDLE, SeatPhase.APPLYING) and seat.state.digest and not self._is_stale(seat):
+        self._lay_aside(seat.state.stage)
+        if seat.state.stage in self._kept:
+            self._forget_old()
+        elif seat.phase in (SeatPhase.IDLE, SeatPhase.APPLYING) and seat.state.digest and not self._is_stale(seat):
             self._kept[seat.state.stage] = self.seats.pop(seat.state.stage)
         else:
             self.drop(seat)
 
+    def _lay_aside(self, stage: int) -> None:
+        """What a learner has that rests is kept without the seat."""
+        if stage in self._at_rest:
+            del self._at_rest[stage]
+            self._kept[stage] = self.seats.pop(stage)
+            self._kept[stage].phase = SeatPhase.IDLE
+
     def _is_stale(self, seat: Seat) -> bool:
-        """Would the swarm not go back to that state? Generations fence: a stage that was rebuilt since is another."""
-        if seat.state.state_id == self._chain.state_ids[seat.state.stage]:
+        """Would the swarm not go back to that state? Generations fence: a stage that was rebuilt since is another. What goes
+        beyond the chain is of another lineage. Who has just left one knows nothing yet of the chain that it joins."""
+        state, chain = seat.state, self._chain
+        if not chain.height or self._is_newest(seat):
             return False
-        same = seat.state.generation == self._chain.generations[seat.state.stage]
-        return not same or self._chain.step - seat.state.step > self._manifest.recovery.stale_max_steps
+        same = state.generation == chain.generations[state.stage]
+        return not same or not 0 <= chain.step - state.step <= self._manifest.recovery.stale_max_steps
 
     def applying(self, stage: int) -> Seat | None:
         """The seat, kept ones among them, whose update is being applied."""
         seat = self.seats.get(stage) or self._kept.get(stage)
         return seat if seat and seat.phase is SeatPhase.APPLYING else None
 
-    def forget_stale(self) -> None:
-        """A step was committed. Memory for what is kept is there as long as nothing else is held."""
+    def forget_stale(self, ballot: Ballot) -> None:
+        """A step was committed. Memory for what is kept is there as long as nothing else is held. A learner that rested copies
+        its stage: others hold it, and are further."""
+        if self.seats:
+            self.forget_kept()
+        self._forget_old()
+        for stage in tuple(self._at_rest):
+            self._begin_to_copy(stage, ballot)
+
+    def look(self, ballot: Ballot, now: float) -> None:
+        """A heartbeat passed. Who had a part in the stage and is lost would be off the roster by now: a learner rests no longer
+        with a state that is not the newest."""
+        timing = self._manifest.timing
+        for stage, until in tuple(self._at_rest.items()):
+            if until is None:
+                self._at_rest[stage] = now + timing.lapse_s + REST_HEARTBEATS * timing.heartbeat_s
+            elif now >= until and self._chain.holders(stage) and not self._is_newest(self.seats[stage]):
+                self._begin_to_copy(stage, ballot)
+
+    def _is_newest(self, seat: Seat) -> bool:
+        return seat.state.state_id == self._chain.state_ids[seat.state.stage]
+
+    def _begin_to_copy(self, stage: int, ballot: Ballot) -> None:
+        del self._at_rest[stage]
+        self.seats[stage].state.digest = self.seats[stage].state.state_id = ""
+        self._emit_all([DropSeat(stage), Learn(stage)])
+        self._tell_leader(Learning(ballot, stage, "", "", NOTHING_COMES_S))
+
+    def report(self, stage: int, ballot: Ballot) -> Learning | None:
+        """What the coordinator, which may be another one by now, should hear again of a stage that this node learns or made
+        since the last commit: that it has the newest state, or for how long nothing comes, and an older one is still here."""
+        state, phase = self.seats[stage].state, self.seats[stage].phase
+        newest = bool(state.digest) and self._is_newest(self.seats[stage])
+        has_made = newest if phase is SeatPhase.LEARNING else stage in self._chain.rebuilds and phase is SeatPhase.IDLE
+        if not has_made and stage not in self._at_rest:
+            return None
+        return Learning(ballot, stage, state.state_id, state.digest, 0.0 if has_made else NOTHING_COMES_S)
+
+    def _forget_old(self) -> None:
         for stage, seat in tuple(self._kept.items()):
-            if self.seats or self._is_stale(seat):
+            if self._is_stale(seat):
                 self.forget_kept(stage)
 
     def kept(self) -> tuple[Kept, ...]:
-        """Exact states without a seat, of the last steps: the swarm may be glad of them."""
+        """Exact states without a seat, of the last steps: the swarm may be glad of them. Not before it has told where it
+        stands: who has just left another lineage does not know which stages were rebuilt since."""
+        if not self._chain.height:
+            return ()
         whole = [seat.state for _, seat in sorted(self._kept.items()) if seat.phase is SeatPhase.IDLE]
         return tuple(Kept(state.stage, state.state_id, state.digest) for state in whole)
 
@@ -256,15 +321,19 @@ class Custody:
                 self._emit(DropSeat(stage))
 
     def _take_up_again(self, join: Seating) -> bool:
-        """The seat is granted to the one that has its state already: a holder that came back in time."""
-        seat = self._kept_as(join.stage, self._chain.state_ids[join.stage])
-        if seat is None or join.role == "learner":
+        """The seat is granted to the one that has its state already: a holder that came back in time. A learner rests."""
+        seat = self._kept_as(join.stage, "" if join.role == "learner" else self._chain.state_ids[join.stage])
+        if seat is None or self._is_stale(seat):
             return False
         self.seats[join.stage] = self._kept.pop(join.stage)
         seat.state.role, seat.state.generation = join.role, join.generation
         seat.state.provenance = {"rung": "returned", "state_id": seat.state.state_id, "step": self._chain.step}
         granted = {"stage": join.stage, "role": join.role, "generation": join.generation}
-        self._tell_provenance(seat)
+        if join.role == "learner":
+            seat.phase = SeatPhase.LEARNING
+            self._at_rest[join.stage] = None
+        else:
+            self._tell_provenance(seat)
         self._emit_all(
             [
                 Note("granted", granted),
@@ -287,6 +356,7 @@ class Custody:
         if seat.phase is not SeatPhase.APPLYING:
             self._emit_all(seat.void())
         del self.seats[seat.state.stage]
+        self._at_rest.pop(seat.state.stage, None)
         self._emit(DropSeat(seat.state.stage))
 
 

@@ -55,12 +55,16 @@ class Learners:
         learner = self._known.get((message.stage, member))
         if learner:
             learner.seconds_left = max(0.0, message.seconds_left)
-            learner.state_id, learner.digest = message.state_id or learner.state_id, message.digest or learner.digest
+            learner.state_id, learner.digest = message.state_id, message.digest
 
     def caught_up(self) -> list[tuple[int, Member, str]]:
         """(stage, member, digest) of those that hold the newest state of their stage."""
         states = self._chain.state_ids
         return [(stage, m, x.digest) for (stage, m), x in self._known.items() if x.digest and x.state_id == states[stage]]
+
+    def at_rest(self, stage: int) -> list[tuple[Member, StateId]]:
+        """Who has a whole state of the stage, the newest or an older one, and has not begun to copy over it."""
+        return [(m, x.state_id) for (s, m), x in self._known.items() if s == stage and x.digest and x.seconds_left >= UNKNOWN_S]
 
     def seconds_left(self, stage: int, member: Member, now: float, after_s: float) -> float:
         """Until a learner has the newest state, by what it says; 0 before it has been at it for `after_s`."""

@@ -67,7 +67,8 @@ class Losses:
         return False
 
     def look(self, now: float) -> list[tuple[PeerId, Member]]:
-        """Judge the members that lapsed here; returns whom to ask about whom."""
+        """Judge the members that lapsed here; returns whom to ask about whom. Who is off the roster may be seated again."""
+        self._lost = {member: why for member, why in self._lost.items() if self._is_seated(member)}
         probes = []
         for member in self._chain.members():
             if member != self._me and member not in self._lost and self._view.lapsed(member.peer, now):

@@ -211,9 +211,17 @@ class Membership:
             if stage is None or not (self._chain.holders(stage) or self._chain.step == 0):
                 continue
             notes.append(self._why(stage, wish, joins))
-            learner = self._learner(stage, wish.member, pinned=wish.stage == stage)
-            joins.append(learner if self._chain.holders(stage) else replace(learner, role="active"))
+            joins.append(self._seat_for(wish, stage))
         return Changes((*joins, *self._placement.copies(list(self.handover.leaving))), notes=tuple(notes))
+
+    def _seat_for(self, wish: Wish, stage: int) -> Seating:
+        """At the start it makes the stage; later it learns it, if it has not kept the newest state itself."""
+        learner = self._learner(stage, wish.member, pinned=wish.stage == stage)
+        if not self._chain.holders(stage):
+            return replace(learner, role="active")
+        kept = self._placement.kept_by(wish, stage)
+        is_right = kept and self.digests.believed(stage, kept.state_id) in ("", kept.digest)
+        return replace(learner, role=self.handover.heirs.role(learner, self.handover.leaving)) if is_right else learner
 
     def _why(self, stage: int, wish: Wish, more: Sequence[Seating]) -> Note:
         """What the stages looked like when a newcomer was given one."""

@@ -8,10 +8,10 @@ included, is worth far more than an average of other stages.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from protocol.chain import Chain
-from protocol.ids import StateId
-from protocol.messages import Kept, Wish
+from protocol.ids import Member, StateId
 from protocol.records import Source
 
 
@@ -25,16 +25,24 @@ def age_of(chain: Chain, stage: int, state_id: StateId) -> int | None:
     return None
 
 
-def youngest(chain: Chain, stage: int, wishes: Iterable[Wish], stale_max_steps: int) -> tuple[Wish, Source, int] | None:
-    """(who, its state, how many steps old) of the youngest one that a node without a seat offers; None: there is none."""
-    seated = {member.peer for member in chain.members()}
-    found: list[tuple[int, Wish, Kept]] = []
-    for wish in wishes:
-        for kept in wish.kept if wish.member.peer not in seated else ():
-            age = age_of(chain, stage, kept.state_id) if kept.stage == stage else None
-            if age and age <= stale_max_steps:
-                found.append((age, wish, kept))
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The member says that it kept this state of a stage. `pinned`: it asked for the stage."""
+
+    member: Member
+    state_id: StateId
+    pinned: bool
+
+
+def youngest(chain: Chain, stage: int, offers: Iterable[Offer], stale_max_steps: int) -> tuple[Offer, Source, int] | None:
+    """(who, its state, how many steps old) of the youngest one that is offered; None: there is none. What the stage never was
+    is no copy of it, however young: another lineage may have trained it."""
+    found: list[tuple[int, Offer]] = []
+    for offer in offers:
+        age = age_of(chain, stage, offer.state_id)
+        if age and age <= stale_max_steps:
+            found.append((age, offer))
     if not found:
         return None
-    age, wish, kept = min(found, key=lambda row: (row[0], row[1].member))
-    return wish, Source(stage, kept.state_id, 1.0), age
+    age, offer = min(found, key=lambda row: (row[0], row[1].member))
+    return offer, Source(stage, offer.state_id, 1.0), age

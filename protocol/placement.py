@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from protocol.chain import Chain
 from protocol.ids import Member
 from protocol.manifest import Manifest
-from protocol.messages import Wish
+from protocol.messages import Kept, Wish
 from protocol.records import Seating
 from protocol.sizes import fits
 from protocol.speeds import Speeds
@@ -50,12 +50,18 @@ class Placement:
         self._manifest, self._chain, self._speeds = manifest, chain, speeds
 
     def stage_for(self, wish: Wish, more: Sequence[Seating]) -> int | None:
-        """The stage for a newcomer: the one it asks for, else an empty one, else the slowest; None where there is no room.
-        `more`: seats that are being granted."""
+        """The stage for a newcomer: the one it asks for, else an empty one, else one of which it has the newest state, else the
+        slowest; None where there is no room. `more`: seats that are being granted."""
         stages = range(self._manifest.num_stages)
         asked = [wish.stage] if wish.stage in stages else list(stages)
         free = [s for s in asked if self._has_room(s, more) and self._fits(wish, s, more)]
-        return min(free, key=lambda s: (*self.strength(s, more), s), default=None)
+        has = {s for s in free if self.kept_by(wish, s)}
+        return min(free, key=lambda s: (bool(self._serving(s, more)), s not in has, *self.strength(s, more), s), default=None)
+
+    def kept_by(self, wish: Wish, stage: int) -> Kept | None:
+        """The stage's newest state, if a node without a seat says that it kept it."""
+        newest = self._chain.state_ids[stage]
+        return next((k for k in wish.kept if (k.stage, k.state_id) == (stage, newest)), None)
 
     def _serving(self, stage: int, more: Sequence[Seating]) -> list[Seating]:
         """Who computes, or will."""

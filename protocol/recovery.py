@@ -16,7 +16,7 @@ from protocol.ids import Member
 from protocol.manifest import Manifest
 from protocol.membership import Membership
 from protocol.messages import Learning, Wish
-from protocol.older_copy import youngest
+from protocol.older_copy import Offer, youngest
 from protocol.placement import is_copy
 from protocol.recipes import beyond_recovery, recipe, weights_of
 from protocol.records import Rebuild, Roster, Seating, Source, is_older_copy, is_weights_alone
@@ -139,21 +139,29 @@ class Recovery:
         voters = choose_voters([*self._chain.seatings, *joins], self._me)
         return Roster(self._chain.head, self._chain.step, joins, (), voters)
 
-    def _kept_older(self, stage: int) -> tuple[Wish, Source, int] | None:
+    def _kept_older(self, stage: int) -> tuple[Offer, Source, int] | None:
         """Who kept a state of the stage that is some steps old. Stage 0 has its exact copies."""
-        wishes, most = self._members.gathering.wishes.values(), self._manifest.recovery.stale_max_steps
-        return youngest(self._chain, stage, wishes, most) if stage else None
+        most = self._manifest.recovery.stale_max_steps
+        return youngest(self._chain, stage, self._offers(stage), most) if stage else None
+
+    def _offers(self, stage: int) -> list[Offer]:
+        """Of nodes without a seat, and of those that were to learn the stage when it was lost."""
+        chain, members = self._chain, self._members
+        wishes = [w for w in members.gathering.wishes.values() if chain.member_of(w.member.peer) is None]
+        told = [Offer(w.member, k.state_id, w.stage == stage) for w in wishes for k in w.kept if k.stage == stage]
+        asked = {s.member for s in chain.seated(stage) if s.pinned}
+        return told + [Offer(m, state_id, m in asked) for m, state_id in members.learners.at_rest(stage)]
 
     def _older(self, stage: int) -> Next | None:
         chain, found = self._chain, self._kept_older(stage)
         if found is None:
             return None
-        wish, source, age = found
+        offer, source, age = found
         generation = chain.generations[stage] + 1
-        joins = (Seating(stage, wish.member, "active", generation, pinned=wish.stage == stage),)
+        joins = (Seating(stage, offer.member, "active", generation, offer.pinned),)
         voters = choose_voters([*(s for s in chain.seatings if s.stage != stage), *joins], self._me)
         record = Rebuild(chain.head, chain.step, stage, generation, (source,), joins, voters)
-        return Next(f"stage {stage} goes on from the state of {age} steps ago, which {wish.member.peer[-8:]} kept", record)
+        return Next(f"stage {stage} goes on from the state of {age} steps ago, which {offer.member.peer[-8:]} kept", record)
 
     # ---- a stage made of others ----
 

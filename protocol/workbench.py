@@ -39,7 +39,6 @@ from protocol.manifest import Manifest
 from protocol.messages import (
     AppliedReport,
     Contact,
-    Learning,
     Message,
     OpenEvaluation,
     OpenStep,
@@ -224,6 +223,8 @@ class Workbench:
     def report(self, now: float, again: bool = False) -> None:
         """Tell the coordinator what the seats have reached; `again`: repeat what it has not answered."""
         wait = RESEND_HEARTBEATS * self._manifest.timing.heartbeat_s if again else 0.0
+        if again:
+            self.custody.look(self.ballot, now)
         if self._stalled and self.open and now - self._stalled[0] >= self._manifest.timing.lapse_s:
             self._stalled = now, self._stalled[1]
             self._tell_leader(self._stalled[1])
@@ -232,8 +233,8 @@ class Workbench:
             if report and now - self._reported.get(stage, -1e9) >= wait:
                 self._reported[stage] = now
                 self._tell_leader(report)
-            elif report is None and again and stage in self._chain.rebuilds and seat.phase is SeatPhase.IDLE:
-                self._tell_leader(Learning(self.ballot, stage, seat.state.state_id, seat.state.digest, 0.0))
+            elif report is None and again and (learning := self.custody.report(stage, self.ballot)):
+                self._tell_leader(learning)
 
     def commit(self, commit: Commit, shares: tuple[Share, ...], now: float) -> None:
         """The step is decided (the chain holds it already): update every seat that has the sum."""
@@ -252,7 +253,7 @@ class Workbench:
             scale = gradient_scale(self._manifest, commit.tokens, norms, stage)
             state_id = self._chain.state_ids[stage]
             self._out.append(Apply(stage, commit.step, commit.attempt, scale, rate * seat.state.lr_factor, state_id))
-        self.custody.forget_stale()
+        self.custody.forget_stale(self.ballot)
         self.open = None
         self.go_on(now)
 

@@ -168,7 +168,7 @@ def test_a_holder_that_is_back_is_not_asked_while_the_stage_is_kept() -> None:
     run.parked()
     run.members.on_wish(Wish(LEAVER, 2, "n", "x:1", 0, (Kept(2, run.chain.state_ids[2], "d"),)))
     assert run.recovery.next(run.now) == Next()
-    assert run.decide() == [Seating(2, LEAVER, "learner", pinned=True)]
+    assert run.decide() == [Seating(2, LEAVER, "active", pinned=True)], "it has nothing to copy"
 
 
 # ---- too little time for the whole state ----

@@ -1,0 +1,295 @@
+"""What a node keeps of a stage when it loses its seat: as a learner of it, through a change of lineage, and no longer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from protocol.commands import Command, CreateSeat, DropSeat, GoOn, Learn, Note, StopLearning
+from protocol.events import Learned, Tick
+from protocol.ids import Ballot, Member
+from protocol.learners import UNKNOWN_S
+from protocol.membership import Membership
+from protocol.messages import AppliedReport, Contact, Goodbye, Kept, Learning, Standing, Summary, Wish, Yield
+from protocol.records import Commit, Rebuild, Role, Roster, Seating, Source, StageResult
+from protocol.seat import SeatPhase
+from tests.tools.core import BALLOT, LEAD, Core, a_manifest, holders, notes, of, sent
+from tests.unit.test_protocol_members import a_chain
+from tests.unit.test_protocol_recovery import a_run
+
+ME = Member("p1.0", 1)
+OTHER = Member("p1.1", 1)
+
+
+class Kept1(Core):
+    """p1.0, which was taken off the roster with the newest state of stage 1; p1.1 goes on."""
+
+    def __init__(self) -> None:
+        manifest = a_manifest()
+        super().__init__(manifest, ME.peer, holders(manifest, replicas=2))
+        chain = self.state.chain
+        mine = next(s for s in chain.seatings if s.member == ME)
+        self.decide(Roster(chain.head, chain.step, (), (mine,), (LEAD,)))
+
+    def seat(self, role: Role, stage: int = 1) -> list[Command]:
+        chain = self.state.chain
+        return self.decide(Roster(chain.head, chain.step, (Seating(stage, ME, role),), (), (LEAD,)))
+
+    def commit(self) -> list[Command]:
+        chain = self.state.chain
+        results = tuple(StageResult(s, "d", 1.0, "c") for s in range(self.manifest.num_stages))
+        return self.decide(Commit(chain.head, chain.step + 1, 1, results, 1.0, self.manifest.batch.tokens_per_step))
+
+    def beat(self) -> list[Command]:
+        """A heartbeat passes."""
+        out: list[Command] = []
+        for _ in range(5):
+            out += self.do(Tick(), 0.25)
+        return out
+
+    def wishes(self) -> list[tuple[Kept, ...]]:
+        return [wish.kept for wish in sent(self.beat(), Wish)]
+
+
+# ---- a learner of the stage ----
+
+
+def test_a_learner_that_kept_the_newest_state_drops_and_copies_nothing() -> None:
+    """Its siblings may die before it had copied a byte: it has all that is left of the stage."""
+    c = Kept1()
+    out = c.seat("learner")
+    assert not of(out, DropSeat)
+    assert not of(out, Learn)
+    told = sent(c.beat(), Learning, LEAD.peer)
+    assert [(m.stage, m.state_id, m.digest) for m in told] == [(1, c.state.chain.state_ids[1], "digest")] * len(told) != []
+    out = c.seat("passive")
+    assert c.state.bench.seats[1].phase is SeatPhase.IDLE
+    assert [n["rung"] for n in notes(out, "provenance")] == ["returned"]
+    assert not sent(c.beat(), Learning), "its role says that this was heard"
+    out = c.commit()
+    assert not of(out, Learn), "it takes part, and has missed a commit like anybody"
+
+
+def test_when_the_run_goes_on_without_it_it_copies_what_it_has_no_more() -> None:
+    c = Kept1()
+    c.seat("learner")
+    out = c.commit()
+    assert [type(x) for x in out if isinstance(x, DropSeat | Learn)] == [DropSeat, Learn]
+    assert not sent(c.beat(), Learning)
+    assert not of(c.commit(), Learn), "once"
+
+
+def test_a_learner_without_its_seat_does_not_begin_to_copy() -> None:
+    c = Kept1()
+    c.seat("learner")
+    chain = c.state.chain
+    c.decide(Roster(chain.head, chain.step, (), (Seating(1, ME, "learner"),), (LEAD,)))
+    assert not of(c.commit(), Learn)
+
+
+@pytest.mark.parametrize("role", ["passive", "active", "parked"])
+def test_any_other_role_takes_up_what_was_kept(role: Role) -> None:
+    c = Kept1()
+    out = c.seat(role)
+    assert not [x for x in out if isinstance(x, DropSeat | Learn | CreateSeat)]
+    assert c.state.bench.seats[1].phase is SeatPhase.IDLE
+
+
+def older() -> Kept1:
+    """A learner that has the state of a step ago."""
+    c = Kept1()
+    state = c.state.chain.state_ids[1]
+    c.commit()
+    assert not [x for x in c.seat("learner") if isinstance(x, DropSeat | Learn)]
+    told = sent(c.beat(), Learning, LEAD.peer)
+    assert {(m.state_id, m.digest, m.seconds_left >= UNKNOWN_S) for m in told} == {(state, "digest", True)}
+    return c
+
+
+def copies(commands: Iterable[Command]) -> bool:
+    """Has it begun to copy, and said that it has nothing any more?"""
+    begun = [type(x) for x in commands if isinstance(x, DropSeat | Learn)]
+    assert begun in ([], [DropSeat, Learn])
+    return bool(begun) and [m.state_id for m in sent(commands, Learning)][:1] == [""]
+
+
+def test_a_learner_with_an_older_state_rests_until_its_siblings_commit_a_step() -> None:
+    """They may be gone, which is not noticed for a lapse; and that state would be all that is left."""
+    assert copies(older().commit())
+
+
+def test_a_learner_does_not_rest_for_long_where_no_step_is_committed() -> None:
+    """The others may be waiting for it."""
+    c, beats = older(), 1
+    while not copies(c.beat()):
+        beats += 1
+    assert beats * c.manifest.timing.heartbeat_s >= c.manifest.timing.lapse_s
+    assert beats <= 8
+
+
+def test_a_learner_rests_as_long_as_nobody_else_holds_the_stage() -> None:
+    c = older()
+    chain = c.state.chain
+    other = Seating(1, OTHER, "active")
+    c.decide(Roster(chain.head, chain.step, (), (other,), (LEAD,)))
+    for _ in range(10):
+        assert not copies(c.beat())
+
+
+def test_a_lost_stage_goes_on_from_what_a_learner_at_rest_has() -> None:
+    c = older()
+    chain, state = c.state.chain, c.state.bench.seats[1].state.state_id
+    c.decide(Roster(chain.head, chain.step, (), (Seating(1, OTHER, "active"),), (LEAD,)))
+    record = Rebuild(chain.head, chain.step, 1, 1, (Source(1, state, 1.0),), (Seating(1, ME, "active", 1),), (LEAD,))
+    out = c.decide(record)
+    assert [(x.stage, x.digest) for x in of(out, GoOn)] == [(1, "digest")]
+    assert not [x for x in out if isinstance(x, DropSeat | Learn)]
+
+
+def test_who_loses_its_seat_while_it_rests_offers_what_it_has() -> None:
+    c = older()
+    chain = c.state.chain
+    out = c.decide(Roster(chain.head, chain.step, (), (Seating(1, ME, "learner"),), (LEAD,)))
+    assert not of(out, DropSeat)
+    assert {k.stage for kept in c.wishes() for k in kept} == {1}
+
+
+@pytest.mark.parametrize("role", ["active", "passive"])
+def test_a_seat_that_needs_a_state_is_not_made_from_the_seed(role: Role) -> None:
+    """It was seated for a state that it has lost meanwhile: what the seed makes would go by the newest state's name."""
+    c = Kept1()
+    c.commit()
+    assert not of(c.seat(role, stage=2), CreateSeat)
+    assert sent(c.beat(), Goodbye, LEAD.peer)
+
+
+def learned(c: Core) -> None:
+    c.do(Learned(1, c.state.chain.state_ids[1], c.state.chain.step, "copied", 1, 1.0, 0, (OTHER.peer,), 8, 1.0))
+
+
+def test_a_coordinator_that_takes_over_hears_what_a_learner_has() -> None:
+    """The one before it was told, and died with the only other holder."""
+    c = Kept1()
+    c.commit()
+    c.seat("learner")
+    learned(c)
+    c.tell(Standing(Ballot(2, "p2.0"), "training", "training", 0, -1, 0.0), "p2.0")
+    assert {(m.state_id, m.digest) for m in sent(c.beat(), Learning, "p2.0")} == {(c.state.chain.state_ids[1], "copied")}
+
+
+# ---- the coordinator's side ----
+
+
+class Granting:
+    """A run after a step, at the boundary at which a holder of stage 2 comes back."""
+
+    def __init__(self, **more: Any) -> None:
+        self.chain = a_chain(a_run(), replicas=2)
+        self.members = Membership(a_run(), self.chain)
+        self.newest = self.chain.state_ids[2]
+        self.more = more
+
+    def grants(self, kept: Iterable[Kept], stage: int = -1) -> tuple[int, Role]:
+        self.members.on_wish(Wish(ME_AGAIN, stage, "n", "x:1", 0, tuple(kept)))
+        (join,) = self.members.changes(1.0).joins
+        return join.stage, join.role
+
+
+ME_AGAIN = Member("p2.7", 1)
+
+
+def test_a_holder_that_is_back_with_the_newest_state_takes_part_at_once() -> None:
+    run = Granting()
+    assert run.grants([Kept(2, run.newest, "d")]) == (2, "passive")
+    assert Granting().grants([Kept(2, run.newest, "d")], stage=1) == (1, "learner"), "it asked for another one"
+    assert Granting().grants([Kept(2, "an older one", "d")], stage=2) == (2, "learner")
+
+
+def test_what_it_kept_must_be_what_its_siblings_have() -> None:
+    run = Granting()
+    for seating in run.chain.seated(2):
+        run.members.on_applied(seating.member, AppliedReport(BALLOT, 2, 1, run.newest, "right"))
+    assert run.grants([Kept(2, run.newest, "wrong")]) == (2, "learner")
+
+
+def test_an_empty_stage_comes_before_the_one_that_it_kept() -> None:
+    """It may be needed for that one; and this one has others."""
+    run = Granting()
+    lost = tuple(run.chain.seated(3))
+    run.chain.append(Roster(run.chain.head, run.chain.step, (), lost, (LEAD,)), ())
+    run.members.on_wish(Wish(ME_AGAIN, -1, "n", "x:1", 0, (Kept(2, run.newest, "d"),)))
+    assert not run.members.changes(1.0)
+
+
+# ---- another lineage ----
+
+
+class Gave(Kept1):
+    """p1.0 after it gave up its lineage, with its seat, for that of b."""
+
+    def __init__(self, seated: bool = True) -> None:
+        super().__init__()
+        if seated:
+            self.seat("active")
+        self.out = self.tell(Yield(BALLOT, Contact("b", "b:1")))
+
+    def joins(self, step: int = 7, generation: int = 0, role: Role | None = None) -> list[Command]:
+        """b tells where its lineage stands."""
+        b = Member("b", 1)
+        seats = [Seating(s, b, "active") for s in range(3)]
+        seats += [Seating(1, ME, role)] if role else []
+        states, generations = tuple("s" * 32 for _ in seats[:3]), (0, generation, 0)
+        told = Summary(Ballot(3, "b"), "e" * 32, step, 70, 1.0, tuple(seats), (b,), states, (), 90, "f" * 32, (), generations)
+        return self.tell(told, "b")
+
+
+@pytest.mark.parametrize("seated", [True, False])
+def test_a_state_from_before_the_lineages_parted_is_offered_to_the_other_one(seated: bool) -> None:
+    """Its coordinator knows whether the stage had it; a node that begins anew does not."""
+    c = Gave(seated)
+    assert not of(c.out, DropSeat)
+    assert not c.state.bench.seats
+    assert set(c.wishes()) == {()}, "it does not know yet whether the stage was rebuilt there"
+    assert not of(c.joins(), DropSeat)
+    assert {(k.stage, k.digest) for kept in c.wishes() for k in kept} == {(1, "digest")}
+
+
+@pytest.mark.parametrize(
+    ("there", "why"),
+    [
+        ({"step": 51}, "too old"),
+        ({"step": 7, "generation": 1}, "the stage was rebuilt there"),
+    ],
+)
+def test_a_state_that_the_other_lineage_would_not_go_back_to_is_dropped(there: dict[str, int], why: str) -> None:
+    c = Gave()
+    assert [x.stage for x in of(c.joins(**there), DropSeat)] == [1], why
+    assert set(c.wishes()) == {()}
+
+
+def test_a_state_from_beyond_the_other_lineage_is_dropped() -> None:
+    """This one was further, and had parted with a loss."""
+    c = Gave()
+    kept = c.state.bench.custody._kept[1]
+    kept.state.step = 8
+    assert [x.stage for x in of(c.joins(step=7), DropSeat)] == [1]
+
+
+def test_who_gets_a_seat_in_the_other_lineage_gives_up_what_it_kept() -> None:
+    c = Gave()
+    c.joins(role="learner")
+    assert c.state.bench.seats[1].state.role == "learner"
+    beats = [c.beat() for _ in range(8)]
+    assert [copies(out) for out in beats].count(True) == 1
+
+
+def test_a_seat_without_a_whole_state_is_not_kept() -> None:
+    c = older()
+    assert copies(c.commit())
+    out = c.tell(Yield(BALLOT, Contact("b", "b:1")))
+    assert [x.stage for x in of(out, DropSeat)] == [1]
+    assert not of(out, StopLearning)
+    assert [n["stage"] for n in notes(out, "left")] == [1]
+    assert of(out, Note)

@@ -122,25 +122,28 @@ class Loser:
         says = "; ".join(f"{n!r} step {chain_of(n).step} {chain_of(n).lineage[:4]}: {n.says}" for n in self.world.alive())
         require(self.world.run(holds, LIMIT_S), f"not so: {what}; it was {says}")
 
+    def is_covered(self) -> bool:
+        place = self.watch.place
+        return len(place.active(1)) == 2 and len(place.holders(0)) == 3 and place.step >= 2
+
     def gave_way(self, node: SimNode) -> bool:
         return any(who == repr(node) and getattr(what, "type", "") == "yielded" for _, who, what in self.world.story)
 
     def live(self) -> tuple[Counter[str], dict[int, str]]:
         """What was checked, and by which rung stages came back."""
-        world, place = self.world, lambda: self.watch.place
+        world, watch = self.world, self.watch
         for spec in self.specs:
             world.boot(spec, 0.0)
-        seated = lambda: len(place().active(1)) == 2 and len(place().holders(0)) == 3 and self.watch.step >= 2  # noqa: E731
-        self.until("two replicas, and two copies of the embedding", seated)
-        first, second = (world.nodes[member.peer] for member in place().active(1))
-        loser, other = (first, second) if first.spec.member in place().holders(0) else (second, first)
+        self.until("two replicas, and two copies of the embedding", self.is_covered)
+        first, second = (world.nodes[member.peer] for member in watch.place.active(1))
+        loser, other = (first, second) if first.spec.member in watch.place.holders(0) else (second, first)
         lead, begins = world.nodes[self.specs[0].member.peer], self.watch.step
         for node in world.alive():
             if node is not loser:
                 self.faults.cut((loser.peer, node.peer), (world.now, world.now + 10 * LIMIT_S))
         steps = 2 if self.trained else 0
-        ahead = lambda: chain_of(lead).step >= begins + 3 and chain_of(loser).step >= begins + 2 * steps  # noqa: E731
-        self.until("both go on", lambda: chain_of(loser).lossy_forks == 1 and ahead())
+        self.until("the others go on", lambda: chain_of(lead).step >= begins + 3)
+        self.until("it parts", lambda: chain_of(loser).lossy_forks == 1 and chain_of(loser).step >= begins + 2 * steps)
         self.faults.weather.cuts.clear()
         self.until("it gives way", lambda: self.gave_way(loser))
         world.hit(other, Strike("crash", 1, 0, "forward"))

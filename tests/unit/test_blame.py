@@ -7,7 +7,9 @@ import pytest
 from protocol.blame import ATTEMPTS, MEMORY_STEPS, Blame
 from protocol.chain import Chain
 from protocol.ids import Member
+from protocol.losses import Losses
 from protocol.records import Roster
+from protocol.view import View
 from tests.tools.core import LEAD, a_manifest, holders
 
 MANIFEST = a_manifest()
@@ -67,3 +69,20 @@ def test_two_that_agree_are_believed(blame: Blame) -> None:
 @pytest.mark.parametrize("peer", ["", "nobody", "p2.0"])
 def test_nobody_is_dropped_for_what_names_nobody_else(blame: Blame, peer: str) -> None:
     assert enter(blame, "p2.0", peer) == []
+
+
+def test_whoever_is_seated_again_was_lost_before_that() -> None:
+    """It was found lost once more between the proposal that dropped it and its decision."""
+    chain, view = chain_of(2), View(1.0)
+    losses = Losses(LEAD, chain, view, 1.0)
+    gone = member("p1.0")
+    losses.drop(gone, "a test")
+    assert losses.take() == {gone: "a test"}
+    losses.drop(gone, "still the same")
+    seat = next(s for s in chain.seatings if s.member == gone)
+    chain.append(Roster(chain.head, 0, (), (seat,), (LEAD,)), ())
+    losses.look(1.0)
+    chain.append(Roster(chain.head, 0, (seat,), (), (LEAD,)), ())
+    losses.look(2.0)
+    assert not losses
+    assert losses.take() == {}

@@ -263,7 +263,7 @@ def test_a_state_from_before_the_lineages_parted_is_offered_to_the_other_one(sea
         ({"step": 7, "generation": 1}, "the stage was rebuilt there"),
     ],
 )
-def test_a_state_that_the_other_lineage_would_not_go_back_to_is_dropped(there: dict[str, int], why: str) -> None:
+def test_a_state_that_the_other_lineage_would_not_go_back_to_is_dropped(there: dict[str, Any], why: str) -> None:
     c = Gave()
     assert [x.stage for x in of(c.joins(**there), DropSeat)] == [1], why
     assert set(c.wishes()) == {()}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from protocol.ids import Member
-from protocol.messages import Kept
-from protocol.records import Rebuild, Seating, Source, is_older_copy
+from protocol.learners import UNKNOWN_S
+from protocol.messages import Kept, Learning
+from protocol.records import Rebuild, Roster, Seating, Source, is_older_copy
 from protocol.recovery import Next
-from tests.tools.core import LEAD
+from tests.tools.core import BALLOT, LEAD
 from tests.unit.test_protocol_recovery import NEW, Lost, a_run
 
 
@@ -28,6 +29,62 @@ def test_a_state_of_some_steps_ago_comes_before_the_neighbours_and_after_the_gra
     assert "from an older state" in lost.next(11.0).sentence, "nothing else is tried while its holder says nothing"
     lost.made(Member("p2.1", 1), 2)
     assert lost.next(12.0) == Next()
+
+
+class AtRest(Lost):
+    """Stage 2 has just been lost while p2.1 was to learn it, which had come back with a state that is some steps old."""
+
+    def __init__(self, age: int = 1, digest: str = "d", seconds_left: float = UNKNOWN_S) -> None:
+        super().__init__(steps=3)
+        self.learner = Seating(2, Member("p2.1", 1), "learner", pinned=True)
+        self.chain.append(Roster(self.chain.head, 3, (self.learner,), (), (LEAD,)), ())
+        self.state = self.chain.past[-age].parents[2]
+        self.tell(self.state, digest, seconds_left)
+        gone = tuple(s for s in self.chain.seatings if s.stage == 2 and s.role == "active")
+        self.chain.append(Roster(self.chain.head, 3, (), gone, (LEAD,)), ())
+
+    def tell(self, state_id: str, digest: str, seconds_left: float) -> None:
+        told = Learning(BALLOT, 2, state_id, digest, seconds_left)
+        self.members.on_learning(self.learner.member, told, 0.0)
+
+
+def test_a_learner_that_has_copied_nothing_yet_goes_on_from_the_state_that_it_kept() -> None:
+    lost = AtRest()
+    lost.wish()
+    record = lost.rebuild(10.0)
+    assert record.sources == (Source(2, lost.state, 1.0),)
+    assert record.joins == (Seating(2, lost.learner.member, "active", 1, pinned=True),)
+
+
+@pytest.mark.parametrize("told", [("", "", UNKNOWN_S), ("", "", 3.0)])
+def test_a_learner_that_copies_has_nothing_to_go_on_from(told: tuple[str, str, float]) -> None:
+    lost = AtRest()
+    lost.tell(*told)
+    lost.wish()
+    assert len(lost.rebuild(10.0).sources) == 2
+
+
+def test_a_learner_whose_copy_was_the_newest_a_step_ago_has_none_to_go_back_to() -> None:
+    """It copies over that one."""
+    lost = AtRest(seconds_left=0.0)
+    lost.wish()
+    assert len(lost.rebuild(10.0).sources) == 2
+
+
+def test_a_learner_that_kept_the_newest_state_goes_on_at_once() -> None:
+    """Not after the grace, and not as another generation: no commit was missed."""
+    lost = AtRest()
+    lost.tell(lost.chain.state_ids[2], "d", 0.0)
+    (join,) = lost.members.changes(0.1).joins
+    assert (join.stage, join.member, join.role, join.generation) == (2, lost.learner.member, "active", 0)
+
+
+def test_what_another_lineage_trained_is_no_copy_however_young() -> None:
+    lost = Lost(2, steps=3)
+    lost.wish(Member("p2.0", 1), kept=(Kept(2, "f" * 32, "d"),))
+    record = lost.rebuild(10.0)
+    assert len(record.sources) == 2
+    assert record.joins[0].member.peer == "p2.0", "it is a newcomer like any other"
 
 
 @pytest.mark.parametrize("most", [0, 2])

@@ -28,6 +28,9 @@ from protocol.takeover import ranks
 
 MOVE_HEARTBEATS = 30.0
 """A stage must be starved for so long before a replica moves there, and no move follows a change of the roster sooner."""
+LEAD_HEARTBEATS = (1.0, 4.0)
+"""How long a coordinator that wants to go waits for others that do to say so, and for those that have said so to be gone: a
+swarm that is told to go as a whole goes by one decision, and not each by what it can find out without a coordinator."""
 COPY_HEARTBEATS = 5.0
 """How long a leaver waits for the successor of its embedding copy."""
 MAX_STRIKES = 3
@@ -173,6 +176,8 @@ class Membership:
         held = [s.stage for s in mine if s.role != "learner" and self.handover.is_whole(s.stage)]
         if all(m in self.handover.leaving for m in self._chain.members()):
             return True
+        if member == self._chain.voters[0] and waited_s < LEAD_HEARTBEATS[len(self.handover.leaving) > 1] * self._beat_s:
+            return False
         if any(all(s.member in gone for s in self._chain.holders(stage)) for stage in held):
             return False
         if any(s.role == "parked" and not self.handover.is_whole(s.stage) for s in mine):

@@ -298,6 +298,26 @@ def test_the_last_holder_hands_its_stage_to_a_spare_and_then_goes() -> None:
     assert [s.member for s in members.changes(5.0).leaves] == [leaver]
 
 
+def test_a_coordinator_goes_last_of_those_that_are_told_to_go_at_once() -> None:
+    """For a while: whoever else is told says so within a heartbeat; and one that waits for its heir may take long."""
+    manifest = a_run()
+    chain = a_chain(manifest, replicas=2)
+    members, beat_s = Membership(manifest, chain), manifest.timing.heartbeat_s
+    members.on_leave(LEAD, "test", 0.0)
+    assert not members.changes(0.9 * beat_s), "others may be about to say the same"
+    assert [s.member for s in members.changes(1.1 * beat_s).leaves] == [LEAD]
+    for peer in ("p2.0", "p2.1"):
+        members.on_leave(Member(peer, 1), "test", 1.1 * beat_s)
+    first = members.changes(1.2 * beat_s)
+    assert [s.member.peer for s in first.leaves] == ["p2.0"], "the other one is the last holder of its stage"
+    apply(chain, first, members)
+    heir = members.changes(1.3 * beat_s)
+    assert [s.role for s in heir.joins] == ["learner"]
+    apply(chain, heir, members)
+    assert not members.changes(3.9 * beat_s)
+    assert [s.member for s in members.changes(4.1 * beat_s).leaves] == [LEAD]
+
+
 def test_a_spare_without_the_memory_inherits_nothing() -> None:
     manifest = a_run()
     chain = a_chain(manifest)

@@ -264,7 +264,7 @@ def test_the_coordinator_that_goes_names_its_successor_first() -> None:
     manifest = a_manifest()
     chain = a_chain(manifest, replicas=2)
     members = leaving(chain, manifest, LEAD.peer)
-    record = members.roster(members.changes(10.0), LEAD)
+    record = members.roster(members.changes(20.0), LEAD)
     assert LEAD not in record.voters
     assert record.voters[0] == Member("p0.1", 1), "the other holder of stage 0"
 

@@ -17,6 +17,7 @@ from protocol.rungs import Rung
 from protocol.seat import Seat, SeatPhase, SeatState
 
 REST_HEARTBEATS = 2.0
+"""Beyond a lapse: until then a loss that nobody knew of when the seat was granted is on the roster."""
 NOTHING_COMES_S = 1e9
 """Seconds left of a copy that has not begun."""
 KEPT_GRADIENTS = 2

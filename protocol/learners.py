@@ -63,7 +63,7 @@ class Learners:
         return [(stage, m, x.digest) for (stage, m), x in self._known.items() if x.digest and x.state_id == states[stage]]
 
     def at_rest(self, stage: int) -> list[tuple[Member, StateId]]:
-        """Who has a whole state of the stage, the newest or an older one, and has not begun to copy over it."""
+        """Who has a whole state of the stage that is not the newest, and has not begun to copy over it."""
         return [(m, x.state_id) for (s, m), x in self._known.items() if s == stage and x.digest and x.seconds_left >= UNKNOWN_S]
 
     def seconds_left(self, stage: int, member: Member, now: float, after_s: float) -> float:

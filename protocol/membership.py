@@ -31,6 +31,8 @@ MOVE_HEARTBEATS = 30.0
 LEAD_HEARTBEATS = (1.0, 4.0)
 """How long a coordinator that wants to go waits for others that do to say so, and for those that have said so to be gone: a
 swarm that is told to go as a whole goes by one decision, and not each by what it can find out without a coordinator."""
+LEAD_MOST_S = 4.0
+"""It must still be there to go in order (`departure.DRAIN_S`)."""
 COPY_HEARTBEATS = 5.0
 """How long a leaver waits for the successor of its embedding copy."""
 MAX_STRIKES = 3
@@ -176,7 +178,7 @@ class Membership:
         held = [s.stage for s in mine if s.role != "learner" and self.handover.is_whole(s.stage)]
         if all(m in self.handover.leaving for m in self._chain.members()):
             return True
-        if member == self._chain.voters[0] and waited_s < LEAD_HEARTBEATS[len(self.handover.leaving) > 1] * self._beat_s:
+        if member == self._chain.voters[0] and waited_s < self._goes_last_s():
             return False
         if any(all(s.member in gone for s in self._chain.holders(stage)) for stage in held):
             return False
@@ -186,6 +188,10 @@ class Membership:
         successors = any(s.role == "learner" and is_copy(s, self._chain) for s in self._chain.seated(0))
         waits = has_copy and (successors or bool(self._placement.copies(gone)))
         return not waits or waited_s > COPY_HEARTBEATS * self._beat_s
+
+    def _goes_last_s(self) -> float:
+        heartbeats = LEAD_HEARTBEATS[len(self.handover.leaving) > 1]
+        return min(heartbeats * self._beat_s, LEAD_MOST_S, self._manifest.timing.leave_notice_s / 4)
 
     def _raised(self, _now: float) -> Changes:
         """Learners that hold the newest state become passive; passive ones that have proved themselves become active."""

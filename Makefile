@@ -19,7 +19,7 @@ SEEDS ?= 100
 FROM ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-full sim-soak sim-scale bench bench-recovery chaos mutants lint format proto proto-check wheel clean
+.PHONY: help venv demo test test-full field sim-soak sim-scale bench bench-recovery chaos mutants lint format proto proto-check wheel clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1 - \2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -48,6 +48,9 @@ test: lint  ## lint and every test that is not marked full (up to 8 minutes)
 
 test-full: lint  ## lint and every test (up to 35 minutes)
 	@$(PYTEST) $(SIDE_BY_SIDE) $(ARGS)
+
+field: $(DEV)  ## every case of docs/field-cases.md, as often as it is worth (ARGS="--case 1"); the last line is JSON
+	@OMP_NUM_THREADS=1 $(PY) -m tests.field $(ARGS)
 
 sim-soak: $(DEV)  ## SEEDS=n simulated swarms FROM=k on, all faults mixed; the last line is JSON
 	@$(PY) -m node.sim.soak --seeds $(SEEDS) --from $(FROM) $(ARGS)

@@ -68,6 +68,32 @@ def seed(request: pytest.FixtureRequest) -> int:
     return random.Random(f"{request.config.stash[SEED]} {request.node.nodeid}").randrange(2**31)
 
 
+# --- field cases (docs/field-cases.md): once each, in `make field` as often as they are worth trying
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full-counts", action="store_true", help="go through field cases as often as their marker says")
+
+
+def times_of(item: pytest.Item) -> int:
+    """How often the test has to go through its case."""
+    marker = item.get_closest_marker("field")
+    return int(marker.args[0]) if marker and item.config.option.full_counts else 1
+
+
+def _give_time(item: pytest.Item) -> None:
+    """Who goes through his case many times may take as many times as long."""
+    limit, times = item.get_closest_marker("timeout"), times_of(item)
+    if limit and times > 1:
+        item.add_marker(pytest.mark.timeout(times * limit.args[0]), append=False)
+
+
+@pytest.fixture
+def times(request: pytest.FixtureRequest) -> int:
+    """For a test that is marked `field(times)`: 1, or that number under `--full-counts`."""
+    return times_of(request.node)
+
+
 # --- what runs where
 # Two worker processes (Makefile): swarms of processes run one after the other in one of them, all else meanwhile in the other,
 # file by file. Told by the tests' names: xdist 3.8 no longer sees its marks for groups under pytest 9.2 (pytest-xdist #1386).
@@ -100,6 +126,7 @@ def has_tun() -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not is_swarm(item.nodeid))
     for item in items:
+        _give_time(item)
         if is_swarm(item.nodeid):
             item.add_marker(pytest.mark.usefixtures("no_orphans"))
     lacking = [name for name, is_here in (("gpu", has_gpu), ("tun", has_tun)) if not is_here()]

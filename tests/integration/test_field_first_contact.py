@@ -123,13 +123,19 @@ def test_a_wrong_peer_and_a_trailing_blank(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.field(10)
 @pytest.mark.timeout(2 * LIMIT_S)
-def test_seven_at_the_same_second_on_one_core(tmp_path: Path) -> None:
+def test_seven_at_the_same_second_on_one_core(tmp_path: Path, times: int) -> None:
     """Bootstrap and six more, started together, all on one core: one network, and it trains."""
-    manifest, port = write_manifest(tmp_path, max_steps=100_000, start_replicas=2, timing__heartbeat_s=2.0), unused_port()
+    for number in range(times):
+        seven_at_once(tmp_path / str(number))
+
+
+def seven_at_once(folder: Path) -> None:
+    manifest, port = write_manifest(folder, max_steps=100_000, start_replicas=2, timing__heartbeat_s=2.0), unused_port()
     cores = os.sched_getaffinity(0)
-    with swarm(tmp_path) as made:
-        invite = invitation(manifest, tmp_path / "first", "127.0.0.1", port)
+    with swarm(folder) as made:
+        invite = invitation(manifest, folder / "first", "127.0.0.1", port)
         os.sched_setaffinity(0, {min(cores)})
         try:
             first = made.start(manifest, "--dht-port", str(port))
@@ -139,7 +145,7 @@ def test_seven_at_the_same_second_on_one_core(tmp_path: Path) -> None:
         for node in made.nodes:
             made.running(node)
         peers = {made.running(node).peer for node in made.nodes}
-        assert asyncio.run(seen(made.running(others[0]).invite, tmp_path / "observer", peers)) == peers
+        assert asyncio.run(seen(made.running(others[0]).invite, folder / "observer", peers)) == peers
         made.wait_step(1, LIMIT_S, first)
         end_all_at_once(made.nodes)
 

@@ -16,7 +16,7 @@ def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
     """A folder with our conftest and our markers, as if run by a person."""
     monkeypatch.delenv("CI", raising=False)
     pytester.makeconftest(CONFTEST.read_text(encoding="utf-8"))
-    pytester.makeini("[pytest]\nmarkers =\n  full: long\n  gpu: needs CUDA\n")
+    pytester.makeini("[pytest]\nmarkers =\n  full: long\n  gpu: needs CUDA\n  field(times): counted\n")
     return pytester
 
 
@@ -131,3 +131,20 @@ def test_a_process_left_behind_fails_its_test_and_is_ended(inner: pytest.Pyteste
 
 def test_a_process_that_ended_is_fine(inner: pytest.Pytester) -> None:
     run(inner, ORPHAN.format(afterwards="child.kill(); child.wait()")).assert_outcomes(passed=1)
+
+
+COUNTED = """
+    import pytest
+    @pytest.mark.field(7)
+    @pytest.mark.timeout(10)
+    def test_counted(times, request):
+        print(f"GOES {times} TIMES IN {request.node.get_closest_marker('timeout').args[0]}")
+    @pytest.mark.timeout(10)
+    def test_other(times, request):
+        print(f"OTHER {times} TIMES IN {request.node.get_closest_marker('timeout').args[0]}")
+"""
+
+
+def test_field_cases_are_gone_through_as_often_as_they_say(inner: pytest.Pytester) -> None:
+    ended = run(inner, COUNTED, "-s", "--full-counts")
+    ended.stdout.fnmatch_lines(["*GOES 7 TIMES IN 70*", "*OTHER 1 TIMES IN 10*"])

@@ -1,8 +1,8 @@
 """FIELD-CASE 3, forming a group waits for the dead, the slow or nobody: three peers hold a stage; one is killed right before
 its gradients are summed, one amid the sum, two at once; one is stopped and continued every half second; at first one is alone.
 
-Survived: at most one attempt is lost each time, and a lone replica waits for nobody. What the others lose in speed,
-`make field` measures.
+Survived: the step is done without them, and a lone replica waits for nobody. How many attempts that costs, and what the others
+lose in speed, `make field` measures.
 
 FIELD-CASE 10, metrics that jump with the number of peers, in the same swarm: its learning rate is 0, the stage has 1, 2, 3, 1
 replicas, somebody scrapes every second. Survived: one loss, counters that never fall, samples per peer that add up.
@@ -28,7 +28,7 @@ from tests.tools import ambush
 from tests.tools.crowd import Crowd
 from tests.tools.material import write_manifest
 from tests.tools.scraper import Scraper, scraping
-from tests.tools.struck import Struck
+from tests.tools.struck import MOST_VOIDED, Struck
 from tests.tools.swarm import Swarm, swarm, wait_for
 
 NUM_MICROBATCHES = 12
@@ -143,7 +143,7 @@ def caught_and_killed(crowd: Crowd, moment: ambush.Moment, victims: Sequence[Nod
         crowd.kill(node)
     struck = Struck.outcome(crowd, since)
     print(f"{len(victims)} killed, {moment}: {struck}")
-    assert struck.voided <= 1, crowd.situation()
+    assert struck.voided <= MOST_VOIDED * len(victims), crowd.situation()
     assert struck.lost == {crowd.made.running(node).peer for node in victims}
     assert len(crowd.living()) == 1 + len(TRIO) - len(victims), crowd.situation()
     return struck

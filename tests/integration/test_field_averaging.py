@@ -36,7 +36,7 @@ HEARTBEAT_S, LAPSE_HEARTBEATS = 1.0, 2
 """A lapse is shorter than the least deadline of a microbatch (three heartbeats): which of them comes first does not vary."""
 TRIO = ("one0", "one1", "one2")
 CALM_STEPS = 8
-NAPS, NAP_S = 6, 0.5
+NAPS, NAP_S = 5, 0.5
 NOISE = 0.02
 """Relative, of a step's loss around the mean of all: which samples it has."""
 

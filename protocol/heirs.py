@@ -94,9 +94,7 @@ class Heirs:
         found = []
         for stage in self.parked():
             row = self._chain.seated(stage)
-            able = [
-                s for s in row if s.role == "parked" and self.memory.get(s.member.peer) and self.can_compute(stage, s.member)
-            ]
+            able = [s for s in row if self.memory.get(s.member.peer) and self.can_compute(stage, s.member)]
             if able and all(s.role == "parked" for s in row):
                 found.append(able[0])
         return tuple(found)

@@ -3,4 +3,14 @@
 The key is what `--list` and the table call a mutant. One that the code does not yield any more fails a unit test.
 """
 
-EXPLAINED: dict[str, str] = {}
+EXPLAINED: dict[str, str] = {
+    "protocol/checks.py route_misfit: False for True in `if len(route.hops) != len(order) or any(hop.stage != stage"
+    " for hop, stage in zip(route.hops, order, strict=True)):`": "both are as long where they are zipped: the lengths are"
+    " compared before",
+    "protocol/follower.py Follower._meet: without `joins` in `joins and all(rows)`": "saves a plan: where nobody joins, nobody"
+    " is met for the first time",
+    "protocol/placement.py Placement.strength: 7 for 6 in `return round(self._speeds.throughput(own), 6), len(serving)`": "how"
+    " many digits of a speed count is a choice; either number hides the order in which speeds were added",
+    "protocol/workbench.py Workbench.__init__: 1 for 0 in `self._voided: tuple[Ballot, int, int] = (NO_BALLOT, 0, 0)`": "every"
+    " ballot that somebody leads with is above NO_BALLOT, whatever the step and the attempt",
+}

@@ -255,7 +255,7 @@ def test_json_is_the_only_thing_on_stdout(capsys: pytest.CaptureFixture[str]) ->
         screen.summary(0, 0)
     captured = capsys.readouterr()
     assert json.loads(captured.out) == {
-        "pid": os.getpid(),
+        "pid": RUNNING.pid,
         "peer": "12D3peer",
         "invite": "regrow1:xyz",
         "grpc": "127.0.0.1:1",

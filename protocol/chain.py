@@ -97,7 +97,8 @@ class Chain:
 
     def _rebuild_fits(self, rebuild: Rebuild) -> str:
         stage = rebuild.stage
-        if not 0 < stage < self._manifest.num_stages or rebuild.generation != self.generations[stage] + 1:
+        makeable = range(0 if is_older_copy(rebuild) else 1, self._manifest.num_stages)
+        if stage not in makeable or rebuild.generation != self.generations[stage] + 1:
             return f"it makes generation {rebuild.generation} of stage {stage}"
         made = [s for s in rebuild.joins if (s.stage, s.role, s.generation) == (stage, "active", rebuild.generation)]
         if not made or (len(made) < len(rebuild.joins) and not is_weights_alone(rebuild)):

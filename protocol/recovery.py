@@ -49,7 +49,7 @@ class Recovery:
 
     def on_learning(self, member: Member, message: Learning) -> None:
         """A member says that it holds a state."""
-        known = message.digest and 0 < message.stage < self._manifest.num_stages
+        known = message.digest and 0 <= message.stage < self._manifest.num_stages
         if known and message.state_id == self._chain.state_ids[message.stage]:
             self._made.add((message.stage, member, message.state_id))
 
@@ -140,9 +140,8 @@ class Recovery:
         return Roster(self._chain.head, self._chain.step, joins, (), voters)
 
     def _kept_older(self, stage: int) -> tuple[Offer, Source, int] | None:
-        """Who kept a state of the stage that is some steps old. Stage 0 has its exact copies."""
-        most = self._manifest.recovery.stale_max_steps
-        return youngest(self._chain, stage, self._offers(stage), most) if stage else None
+        """Who kept a state of the stage that is some steps old."""
+        return youngest(self._chain, stage, self._offers(stage), self._manifest.recovery.stale_max_steps)
 
     def _offers(self, stage: int) -> list[Offer]:
         """Of nodes without a seat, and of those that were to learn the stage when it was lost."""

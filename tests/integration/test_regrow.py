@@ -151,33 +151,36 @@ def test_a_holder_whose_device_hangs_while_its_heartbeats_flow(tmp_path: Path) -
 
 @pytest.mark.full
 @pytest.mark.timeout(240)
-def test_a_replica_that_slept_brings_its_stage_back_as_it_was_some_steps_ago(tmp_path: Path) -> None:
-    """Its sibling went on without it and dies: the sleeper's state, a few steps old, is better than any average."""
+@pytest.mark.parametrize("stage", [2, 0])
+def test_a_replica_that_slept_brings_its_stage_back_as_it_was_some_steps_ago(tmp_path: Path, stage: int) -> None:
+    """Its sibling went on without it and dies: the sleeper's state, a few steps old, is better than any average, and all
+    that is left of stage 0."""
     more = {"recovery__policy": "checkfree", "recovery__newcomer_wait_s": 60.0, "recovery__embedding_copies": 0}
     path = a_run(tmp_path, 3, **more | {"recovery__rebuild_grace_s": 20.0})
     with swarm(tmp_path) as made:
         nodes = made.launch(path, num_block_stages=3)
-        first, other = nodes[0], nodes[2]
-        sleeper = made.join(made.running(first).invite, "--stage", "2", name="sleeper")
+        other, rest = nodes[stage], nodes[:stage] + nodes[stage + 1 :]
+        first = rest[0]
+        sleeper = made.join(made.running(first).invite, "--stage", str(stage), name="sleeper")
         made.running(sleeper)
         peer = made.running(sleeper).peer
-        seated = {"stage": 2, "peer": peer, "role": "active"}
+        seated = {"stage": stage, "peer": peer, "role": "active"}
         wait_for("both compute", lambda: seated in made.status(first)["roster"], LIMIT_S, made.situation)
         sleeper.send(signal.SIGSTOP)
         wait_for("it is given up", lambda: seated not in made.status(first)["roster"], LIMIT_S, made.situation)
-        made.wait_step(made.status(first)["step"] + 5, LIMIT_S)
+        made.wait_step(made.status(first)["step"] + 5, LIMIT_S, first)
         before = kill(made, other)
         lost = made.running(other).peer
         wait_for("it is lost", lambda: lost in str(made.events(first, "lost")), LIMIT_S, made.situation)
         sleeper.send(signal.SIGCONT)
         made.wait_step(before + 5, LIMIT_S, sleeper)
-        provenance = seat_of(made, sleeper, 2)["provenance"]
+        provenance = seat_of(made, sleeper, stage)["provenance"]
         assert provenance["rung"] == "older_copy"
         assert 5 <= provenance["steps_behind"] <= 50
-        assert seat_of(made, sleeper, 2)["lr_factor"] == 1.0
+        assert seat_of(made, sleeper, stage)["lr_factor"] == 1.0
         [rebuild] = made.events(first, "rebuild")
-        assert [source["stage"] for source in rebuild["sources"]] == [2]
+        assert [source["stage"] for source in rebuild["sources"]] == [stage]
         logs = {made.running(node).peer: made.events(node) for node in made.nodes}
         assert not [line for log in logs.values() for event in log for line in violations("event", event)]
-        assert end_all_at_once([first, nodes[1], nodes[3], sleeper]) == [0] * 4
+        assert end_all_at_once([*rest, sleeper]) == [0] * 4
         assert_counted_once(logs, NUM_MICROBATCHES)

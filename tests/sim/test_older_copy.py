@@ -27,20 +27,20 @@ NUM_STAGES = 4
 
 
 class Story:
-    """Two replicas of stage 1: one is frozen and given up, the other goes on for so many steps and dies, the first thaws."""
+    """Two replicas of a stage: one is frozen and given up, the other goes on for so many steps and dies, the first thaws."""
 
-    def __init__(self, seed: int, behind: int, stale_max_steps: int) -> None:
+    def __init__(self, seed: int, behind: int, stale_max_steps: int, stage: int = 1) -> None:
         rng = random.Random(f"older copy {seed}")
         data = a_manifest(rng, NUM_STAGES - 1, 1, 10_000, seed)
         data["recovery"] = {
             "policy": "checkfree",
-            "embedding_copies": 2,
+            "embedding_copies": 2 if stage else 0,
             "rebuild_grace_s": 20.0,
             "stale_max_steps": stale_max_steps,
         }
         self.manifest = from_mapping(data)
-        self.behind = behind
-        stages = [*range(NUM_STAGES), 1]
+        self.behind, self.stage = behind, stage
+        stages = [*range(NUM_STAGES), stage]
         names = [Member(f"peer{n:02d}", 1) for n in range(len(stages))]
         self.specs = [NodeSpec(m, m.peer, not n, s, 0.02) for n, (m, s) in enumerate(zip(names, stages, strict=True))]
         self.watch = Invariants(self.manifest, self.specs[0].member)
@@ -61,15 +61,15 @@ class Story:
         """What was checked, and by which rung stages came back."""
         for spec in self.specs:
             self.world.boot(spec, 0.0)
-        seated = self.world.run(lambda: len(self.watch.place.active(1)) == 2 and self.watch.step >= 2, LIMIT_S)
+        seated = self.world.run(lambda: len(self.watch.place.active(self.stage)) == 2 and self.watch.step >= 2, LIMIT_S)
         require(seated, f"not two replicas: {self._situation()}")
-        first, second = (self.world.nodes[member.peer] for member in self.watch.place.active(1))
+        first, second = (self.world.nodes[member.peer] for member in self.watch.place.active(self.stage))
         sleeper, other = (first, second) if self.world.rng.random() < 0.5 else (second, first)
-        self.world.hit(sleeper, Strike("freeze", 1, 0, "forward", for_s=0.0, forgetful=True))
+        self.world.hit(sleeper, Strike("freeze", self.stage, 0, "forward", for_s=0.0, forgetful=True))
         dropped = self.world.run(lambda: self.seats(sleeper.peer) == [], LIMIT_S)
         require(dropped, f"the sleeper is not given up: {self._situation()}")
         self.until_step(self.watch.step + self.behind)
-        self.world.hit(other, Strike("crash", 1, 0, "forward"))
+        self.world.hit(other, Strike("crash", self.stage, 0, "forward"))
         gone = self.world.run(lambda: self.seats(other.peer) == [], LIMIT_S)
         require(gone, f"the loss is not noticed: {self._situation()}")
         self.world._thaw(sleeper, forgetful=True)
@@ -85,6 +85,15 @@ def test_a_stage_goes_on_from_an_older_state_of_its_own(seed: int, tally: Counte
     assert checked["older copies"] == 1
     assert len(story.watch.place.active(1)) >= 1
     tally["older copies"] += checked["older copies"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_stage_0_goes_on_from_an_older_state_where_no_copy_is_left(seed: int, tally: Counter[str]) -> None:
+    story = Story(seed, behind=1 + 2 * seed, stale_max_steps=50, stage=0)
+    checked, rungs = story.live()
+    assert rungs.get(0) == "older_copy"
+    assert checked["older copies"] == 1
+    tally["older copies of stage 0"] += 1
 
 
 @pytest.mark.parametrize("most", [0, 3])

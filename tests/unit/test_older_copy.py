@@ -31,6 +31,30 @@ def test_a_state_of_some_steps_ago_comes_before_the_neighbours_and_after_the_gra
     assert lost.next(12.0) == Next()
 
 
+def test_stage_0_goes_back_to_an_older_state_where_no_copy_is_left() -> None:
+    """Nothing else could bring it back: the run would end."""
+    lost = Lost(0, steps=3)
+    older = lost.chain.past[-2].parents[0]
+    lost.wish(Member("p0.1", 1), kept=(Kept(0, older, "d"),))
+    assert "may come back" in lost.next(0.0).sentence
+    record = lost.rebuild(10.0)
+    assert record.sources == (Source(0, older, 1.0),)
+    assert record.joins == (Seating(0, Member("p0.1", 1), "active", 1),)
+    lost.decide(record)
+    assert not lost.next(30.0).is_end
+    lost.made(Member("p0.1", 1), 0)
+    assert lost.next(31.0) == Next()
+
+
+def test_stage_0_whose_older_state_goes_too_ends_the_run() -> None:
+    lost = Lost(0, steps=3)
+    lost.wish(Member("p0.1", 1), kept=(Kept(0, lost.chain.past[-2].parents[0], "d"),))
+    lost.decide(lost.rebuild(10.0))
+    lost.lose(0)
+    lost.next(40.0)
+    assert lost.next(50.0).is_end
+
+
 class AtRest(Lost):
     """Stage 2 has just been lost while p2.1 was to learn it, which had come back with a state that is some steps old."""
 
@@ -102,6 +126,7 @@ def test_a_state_that_is_too_old_is_not_gone_back_to(most: int) -> None:
         ({"sources": (Source(2, "0" * 32, 1.0),)}, "had no such state"),
         ({"joins": (Seating(2, NEW, "active", 1), Seating(2, Member("too", 1), "active", 1))}, "at 2 nodes"),
         ({"stage": 1, "joins": (Seating(1, NEW, "active", 1),)}, "is not made of"),
+        ({"stage": 0, "joins": (Seating(0, NEW, "active", 1),)}, "of stage 0"),
     ],
 )
 def test_an_older_copy_that_is_none_is_refused(change: dict[str, object], why: str) -> None:

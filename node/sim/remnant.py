@@ -103,6 +103,8 @@ class Remnant:
         seconds = world.now - died_at
         require(world.run(lambda: self.watch.step > before + STEPS, at_most), f"stands still: {self._situation()}")
         self.counts.update(self.watch.num_checked)
+        rungs = {stage: rung for (stage, _, _), rung in self.watch.recovered.items()}
+        self.counts["copied in time"] = sum(rungs.get(stage) == "handover" for stage in lost)
         return Left(self.seed, len(lost), seconds, at_most, self.counts)
 
     def _choose(self) -> list[SimNode]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ TEST_ID_VARIABLE = "REGROW_TEST_ID"
 ORPHAN_GRACE_S = 3.0
 STARTS_PROCESSES = ("tests/integration/", "tests/chaos/")
 SEED = pytest.StashKey[int]()
+TALLY = pytest.StashKey[Counter[str]]()
 
 
 # --- one seed
@@ -36,7 +38,7 @@ SEED = pytest.StashKey[int]()
 def pytest_configure(config: pytest.Config) -> None:
     told = getattr(config, "workerinput", {}).get("seed")
     seed = int(told or os.environ.get(SEED_VARIABLE) or DEFAULT_SEED)
-    config.stash[SEED] = seed
+    config.stash[SEED], config.stash[TALLY] = seed, Counter()
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = seed
     hypothesis.settings.register_profile("regrow", deadline=None, database=None)
@@ -66,6 +68,33 @@ def pytest_report_header(config: pytest.Config) -> str:
 def seed(request: pytest.FixtureRequest) -> int:
     """A number that is this test's own, the same again under the same session seed."""
     return random.Random(f"{request.config.stash[SEED]} {request.node.nodeid}").randrange(2**31)
+
+
+# --- counts of the simulated seeds, told at the end of the session; those of several worker processes together
+
+
+@pytest.fixture(scope="session")
+def tally(pytestconfig: pytest.Config) -> Counter[str]:
+    """Add to it what should be told."""
+    return pytestconfig.stash[TALLY]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["tally"] = dict(session.config.stash[TALLY])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker process has ended."""
+    node.config.stash[TALLY].update(getattr(node, "workeroutput", {}).get("tally", {}))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    counts = config.stash[TALLY]
+    if counts:
+        told = ", ".join(f"{name} {counts[name]}" for name in sorted(counts))
+        terminalreporter.write_line(f"simulated swarms: {told}")
 
 
 # --- field cases (docs/field-cases.md): once each, in `make field` as often as they are worth trying

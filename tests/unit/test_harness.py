@@ -49,6 +49,8 @@ def test_a_skipped_module_fails_in_ci(inner: pytest.Pytester, monkeypatch: pytes
     result.assert_outcomes(errors=1)
 
 
+SIDE_BY_SIDE = "-p no:cacheprovider --import-mode=importlib -n 2 --dist loadscope --no-loadscope-reorder".split()
+
 WHERE = """
     import os, pytest
     @pytest.mark.parametrize("n", range(4))
@@ -62,22 +64,22 @@ def test_swarms_run_one_after_the_other(inner: pytest.Pytester) -> None:
         path = inner.path / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(dedent(WHERE))
-    words = (
-        "-p",
-        "no:cacheprovider",
-        "--import-mode=importlib",
-        "-rP",
-        "-n",
-        "2",
-        "--dist",
-        "loadscope",
-        "--no-loadscope-reorder",
-    )
-    result = inner.runpytest_subprocess(*words)
+    result = inner.runpytest_subprocess(*SIDE_BY_SIDE, "-rP")
     result.assert_outcomes(passed=16)
     places = [line.split()[1:3] for line in result.outlines if line.startswith("WHERE ")]
     assert len({worker for folder, worker in places if folder in ("integration", "chaos")}) == 1
     assert len({worker for folder, worker in places if folder == "unit"}) == 1
+
+
+def test_what_simulations_count_is_told_by_the_session_as_a_whole(inner: pytest.Pytester) -> None:
+    """Nothing but tests/conftest.py is loaded where no test runs."""
+    for name in ("sim/test_one", "sim/test_two", "integration/test_three"):
+        path = inner.path / f"tests/{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("def test_counts(tally): tally['seeds'] += 5")
+    result = inner.runpytest_subprocess(*SIDE_BY_SIDE)
+    result.assert_outcomes(passed=3)
+    result.stdout.fnmatch_lines(["simulated swarms: seeds 15"])
 
 
 def test_gpu_tests_are_deselected_where_there_is_none(inner: pytest.Pytester) -> None:

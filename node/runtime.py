@@ -325,7 +325,7 @@ class Runtime:
         try:
             await self.ports.transport.send_payload(command.peer, header, command.handle)
         except PeerError as error:
-            self._fail(stage, header.step, header.attempt, header.route.microbatch, error, command.peer)
+            self._fail(stage, header.step, header.attempt, header.route.microbatch, error, command.peer, unsent=True)
         finally:
             self.ports.pool.release(command.handle)
 
@@ -346,8 +346,10 @@ class Runtime:
 
         self._spawn(run(), f"{work.op} {work.microbatch} of stage {work.stage}")
 
-    def _fail(self, stage: int, step: int, attempt: int, microbatch: int, error: PeerError, peer: PeerId) -> None:
-        self.dispatch(CommandFailed(stage, step, attempt, microbatch, error.peer or peer, error.reason))
+    def _fail(
+        self, stage: int, step: int, attempt: int, microbatch: int, error: PeerError, peer: PeerId, unsent: bool = False
+    ) -> None:
+        self.dispatch(CommandFailed(stage, step, attempt, microbatch, error.peer or peer, error.reason, unsent))
 
     async def _create(self, command: CreateSeat) -> None:
         info = await self.ports.executor.create(command.stage)

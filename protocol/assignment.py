@@ -42,7 +42,8 @@ def share_out(num_microbatches: int, speeds: Sequence[float]) -> list[list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """owner[stage][microbatch] and, per (stage, peer), the microbatches in accumulation order."""
+    """owner[stage][microbatch] and, per (stage, peer), the microbatches in accumulation order, apart from those taken over from
+    others (`protocol.reroute`)."""
 
     owner: tuple[tuple[PeerId, ...], ...]
     hands: Mapping[tuple[int, PeerId], tuple[int, ...]]
@@ -94,7 +95,7 @@ def _plan(
                 row[microbatch] = peer
         owner.append(tuple(row))
     routes = tuple(_route(m, owner, swapped) for m in range(num_microbatches))
-    return Plan(tuple(owner), hands, routes, _links(routes))
+    return Plan(tuple(owner), hands, routes, links_of(routes))
 
 
 def first_meetings(me: PeerId, fresh: Collection[PeerId], plan: Plan) -> tuple[PeerId, ...]:
@@ -108,7 +109,8 @@ def _route(microbatch: int, owner: Sequence[Sequence[PeerId]], swapped: bool) ->
     return Route(microbatch, tuple(Hop(stage, owner[stage][microbatch]) for stage in stages))
 
 
-def _links(routes: Sequence[Route]) -> dict[PeerId, tuple[PeerId, ...]]:
+def links_of(routes: Sequence[Route]) -> dict[PeerId, tuple[PeerId, ...]]:
+    """Per peer: those before and after it on any route, most used first, itself left out."""
     uses: dict[PeerId, Counter[PeerId]] = {}
     for route in routes:
         for a, b in pairwise(route.hops):

@@ -43,8 +43,9 @@ def route_misfit(route: Route, manifest: Manifest, chain: Chain | None, evaluate
 def payload_misfit(header: PipeHeader, sender: PeerId, me: PeerId, manifest: Manifest, chain: Chain) -> str:
     """Does the payload come along its route to this node? The roster counts once the payload's parent is the head here."""
     hops = header.route.hops
-    if header.accumulate_at is not None:
-        return "it asks not to be counted everywhere, and nobody replays anything in this version"
+    at, replay = header.accumulate_at, header.route.replay
+    if (at is not None and not replay) or (replay and header.kind == "evaluate") or replay < 0:
+        return "it asks not to be counted everywhere, and is no replay"
     roster = chain if header.parent == chain.head else None
     wrong = route_misfit(header.route, manifest, roster, header.kind == "evaluate")
     if wrong:
@@ -72,6 +73,8 @@ def open_misfit(step: OpenStep, me: PeerId, manifest: Manifest, chain: Chain) ->
             return wrong
         if work.stage == 0 and {r.microbatch for r in step.routes} != set(work.microbatches):
             return "the routes are not those of the microbatches of stage 0"
+        if work.stage == 0 and (work.taken or work.helped):
+            return "microbatches of stage 0 change hands"
     if len({work.stage for work in step.seats}) != len(step.seats):
         return "a stage is named twice"
     return _routes_misfit(step.routes, me, manifest, chain)
@@ -82,10 +85,11 @@ def _work_misfit(work: SeatWork, seating: Seating | None, num_microbatches: int)
         return f"there is no {work.role} seat of stage {work.stage} (generation {work.generation}) here"
     if work.role in ("learner", "parked"):
         return f"a {work.role} seat of stage {work.stage} has no part in a step"
-    if work.role != "active" and work.microbatches:
+    if work.role != "active" and (work.microbatches or work.taken or work.helped):
         return f"a {work.role} replica of stage {work.stage} computes nothing"
-    distinct = set(work.microbatches)
-    if len(distinct) != len(work.microbatches) or not distinct <= set(range(num_microbatches)):
+    named = (*work.microbatches, *work.taken, *work.helped)
+    distinct = set(named)
+    if len(distinct) != len(named) or not distinct <= set(range(num_microbatches)):
         return f"the microbatches of stage {work.stage} are repeated or none of 0..{num_microbatches - 1}"
     return ""
 

@@ -20,7 +20,8 @@ class Work:
 
     op `embed`: tokens -> hidden (stage 0, first hop). `forward`: hidden -> hidden. `head`: hidden -> loss and, unless
     `evaluate`, gradient of hidden (stage 0, last hop). `backward`: gradient -> gradient, accumulated. `embed_backward`:
-    gradient into the embedding, nothing goes on. With `evaluate` nothing is retained.
+    gradient into the embedding, nothing goes on. They go back on the latest embed or forward pass of the microbatch. With
+    `evaluate` nothing is retained.
     """
 
     op: Literal["embed", "forward", "head", "backward", "embed_backward"]
@@ -30,6 +31,8 @@ class Work:
     microbatch: int
     evaluate: bool = False
     accumulate: bool = True
+    replay: int = 0
+    """`Route.replay`: along which way the microbatch came."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from protocol.assignment import make_plan
 from protocol.chain import Chain, choose_voters
 from protocol.commands import Command, Introduce, Note, SendMessage
+from protocol.detours import Detours
 from protocol.fork import is_left_behind
 from protocol.herald import Herald
 from protocol.ids import ATTEMPTS_PER_TERM, Ballot, Member, PeerId, RecordId
@@ -40,6 +41,7 @@ from protocol.poll import Polls
 from protocol.proposal import Proposal
 from protocol.records import Commit, Record, Roster, Share
 from protocol.recovery import Recovery
+from protocol.revoking import Revoked
 from protocol.takeover import Succession
 from protocol.view import View
 
@@ -65,6 +67,7 @@ class Coordinator:
         self._proposal: Proposal | None = None
         self._polls = Polls(manifest, chain)
         self._losses = Losses(me, chain, view, manifest.timing.lapse_s)
+        self._detours = Detours(me, chain, view, manifest.timing)
         self._orders = orders
         self._first_attempt = ATTEMPTS_PER_TERM * (ballot.term - 1)
         self._attempt = self._first_attempt
@@ -79,7 +82,7 @@ class Coordinator:
 
     def take(self) -> list[Command]:
         """Commands made since the last call."""
-        out, self._out = [*self._out, *self.herald.take()], []
+        out, self._out = [*self._out, *self.herald.take(), *self._detours.take()], []
         return out
 
     def succeed(self, before: Succession, addresses: dict[PeerId, str], now: float) -> None:
@@ -146,37 +149,29 @@ class Coordinator:
             self.send_records(heard, beat.head)
         if member is None or self._proposal is not None:
             return
-        if ledger and not ledger.names(beat.step, beat.attempt):
+        if ledger and (not ledger.names(beat.step, beat.attempt) or beat.amendment < ledger.amendment):
             self._told_at[peer] = now
             self._send_open(member, ledger)
         elif ledger is None and beat.step > self._chain.step:
             self._told_at[peer] = now
             self._send(peer, VoidStep(self.ballot, beat.step, beat.attempt, self._void_reason or "it is not open any more"))
 
-    def on_ready(self, member: Member, message: ReduceReady, now: float) -> None:
+    def attempt(self, step: int, attempt: int) -> Ledger | None:
+        """The book of this attempt, as long as it is open and nothing is proposed."""
+        ledger = self.ledger if self._proposal is None else None
+        return ledger if ledger and ledger.names(step, attempt) else None
+
+    def on_ready(self, ledger: Ledger, member: Member, message: ReduceReady, now: float) -> None:
         """An active replica accumulated all that it owns; the last one of a stage starts its reduce."""
-        ledger = self.ledger
-        if ledger is None or not ledger.names(message.step, message.attempt) or self._proposal:
-            return
         wrong = ledger.enter_ready(member, message, now)
         if wrong:
             self._out.append(Note("refused", {"peer": member.peer, "reason": wrong}))
             return
         self.members.speeds.measured(message.stage, member, message.seconds_per_microbatch)
-        if not ledger.covered(message.stage):
-            return
-        start = ledger.start_reduce(message.stage, self.addresses)
-        again = message.stage in ledger.started
-        ledger.started.add(message.stage)
-        for row in start.members:
-            if not again or row.member == member:
-                self._send(row.member.peer, start)
+        self._out += ledger.begin_reduce(message.stage, self.addresses, asks=member)
 
-    def on_reduced(self, member: Member, message: ReducedReport, now: float) -> None:
+    def on_reduced(self, ledger: Ledger, member: Member, message: ReducedReport, now: float) -> None:
         """A replica holds the sum. A result unlike its siblings' counts as silence and voids the attempt."""
-        ledger = self.ledger
-        if ledger is None or not ledger.names(message.step, message.attempt) or self._proposal:
-            return
         wrong = ledger.enter_reduced(member, message, now)
         if wrong:
             self._out.append(Note("refused", {"peer": member.peer, "reason": wrong}))
@@ -194,17 +189,23 @@ class Coordinator:
             self._asked_at[wants.peer] = now
             self.send_records(wants, head)
 
-    def on_stalled(self, member: Member, message: Stalled, now: float) -> None:
-        """A seat cannot finish the attempt."""
-        if self.ledger and self.ledger.names(message.step, message.attempt) and self._proposal is None:
+    def on_stalled(self, ledger: Ledger, member: Member, message: Stalled, now: float) -> None:
+        """A seat cannot finish the attempt as it is."""
+        if not self._detours.on_stalled(ledger, member, message, now):
             blame = f" ({message.peer[-8:]})" if message.peer else ""
             self._losses.stalled(member, message)
             self._void(f"peer {member.peer[-8:]}: {message.reason}{blame}", now)
+
+    def on_revoked(self, ledger: Ledger, member: Member, message: Revoked) -> None:
+        """A replica that somebody cannot reach lives, and says what it has accumulated."""
+        self._detours.on_revoked(ledger, member, message)
 
     def on_suspect(self, peer: PeerId, message: Suspect, now: float) -> None:
         """A second opinion about a member that may be lost."""
         if self._losses.suspect(peer, message.member, now):
             self._out.append(Note("suspected", {"peer": message.member.peer, "by": peer, "reason": message.reason}))
+            if (by := self._chain.member_of(peer)) and self.ledger and not self._proposal:
+                self._detours.on_suspect(self.ledger, by, message.member, now)
             self._look(now)
 
     def on_goodbye(self, member: Member, reason: str) -> None:
@@ -225,6 +226,8 @@ class Coordinator:
         self._look(now)
         if beats:
             self._repeat(now)
+        if self.ledger and not self._proposal and (stuck := self._detours.look(self.ledger, now)):
+            self._void(stuck, now)
 
     def _repeat(self, now: float) -> None:
         timing, proposal = self._manifest.timing, self._proposal
@@ -245,14 +248,14 @@ class Coordinator:
     def _hurry(self, ledger: Ledger, now: float) -> None:
         """A passive replica has nothing to report before a reduce, so its StartReduce is repeated unasked; and a reduce in
         which nothing comes of that for long is given up, whoever lives."""
-        missing = [(stage, member) for stage, member in ledger.missing() if stage in ledger.started]
-        for stage, member in missing:
+        missing = ledger.missing()
+        for stage, member in (late for late in missing if late[0] in ledger.started):
             seating = ledger.seated(stage, member)
             last = self._told_at.get(member.peer, -1e9)
             if seating and seating.role != "active" and now - last >= RESEND_HEARTBEATS * self._manifest.timing.heartbeat_s:
                 self._told_at[member.peer] = now
                 self._send(member.peer, ledger.start_reduce(stage, self.addresses))
-        if len(ledger.started) == self._manifest.num_stages and missing:
+        if missing and (ledger.amendment or len(ledger.started) == self._manifest.num_stages):
             waited = now - ledger.progress_at
             if waited > REDUCE_PATIENCE * self._manifest.timing.first_microbatch_s:
                 stage, member = missing[0]
@@ -282,13 +285,12 @@ class Coordinator:
             self._try_decide(self._proposal, now)
         elif not self._chain.seatings:
             self._gather(now)
-        elif self._losses.matter(self.ledger):
+        elif self._losses.matter(self.ledger) and not (self.ledger and self._detours.around(self.ledger, self._losses.lost())):
             self._drop_lost(self._losses.take(), now)
         elif self._chain.voters[0] != self._me and not self.has_left:
             self._name_voters(now)
         elif self.ledger:
-            if self.ledger.complete():
-                self._propose_commit(self.ledger, now)
+            self._carry_on(self.ledger, now)
         elif self._polls.open:
             self._close_poll(now)
         elif not self.has_left:
@@ -298,6 +300,23 @@ class Coordinator:
     def stuck_since(self) -> float | None:
         """When the voters were first asked for what no quorum of them holds yet; None if nothing is open."""
         return self._proposal.opened_at if self._proposal else None
+
+    def _carry_on(self, ledger: Ledger, now: float) -> None:
+        if ledger.told < ledger.amendment:
+            ledger.told, ledger.progress_at = ledger.amendment, now
+            for member in self._chain.members():
+                self._told_at[member.peer] = now
+                self._send_open(member, ledger)
+            for stage in {*range(self._manifest.num_stages)} - ledger.started:
+                self._out += ledger.begin_reduce(stage, self.addresses)
+        if not ledger.complete():
+            return
+        commit, shares = ledger.commit()
+        wrong = self._chain.fits(commit)  # each number was checked when it came; together they may be too large for the clip
+        if wrong:
+            self._void(f"the step cannot be committed: {wrong}", now)
+        else:
+            self._propose(commit, shares, now)
 
     def _begin(self, now: float) -> None:
         if self.herald.exit_code:
@@ -381,15 +400,6 @@ class Coordinator:
         heard = [s for s in chain.seatings if not self._view.lapsed(s.member.peer, now)]
         self._propose(Roster(chain.head, chain.step, (), (), choose_voters(heard, self._me)), (), now)
 
-    def _propose_commit(self, ledger: Ledger, now: float) -> None:
-        """Each number was checked when it came; together they may still be too large for the clip."""
-        commit, shares = ledger.commit()
-        wrong = self._chain.fits(commit)
-        if wrong:
-            self._void(f"the step cannot be committed: {wrong}", now)
-        else:
-            self._propose(commit, shares, now)
-
     def _propose(self, record: Record, shares: tuple[Share, ...], now: float) -> None:
         self._proposal = Proposal(self.ballot, record, shares, now, now)
         self._send_proposal(self._proposal, now)
@@ -409,6 +419,8 @@ class Coordinator:
         if isinstance(proposal.record, Roster) and self._me in self.members.handover.leaving:
             self.has_left = self._me in {seating.member for seating in proposal.record.leaves}
         if isinstance(proposal.record, Commit):
+            for member, why in self.ledger.excluded.items() if self.ledger else ():
+                self._losses.drop(member, f"step {proposal.record.step} was committed without it: {why}")
             self.ledger, self._attempt, self._voids, self._void_reason = None, self._first_attempt, 0, ""
             self._out += self.recovery.stopwatch.committed(now)
         for peer in dict.fromkeys([*before, *joined]):
@@ -458,7 +470,8 @@ class Coordinator:
             self._send_open(member, self.ledger)
 
     def _send_open(self, member: Member, ledger: Ledger) -> None:
-        self._send(member.peer, opening(member, ledger, self._chain, self.addresses))
+        if member not in ledger.excluded:
+            self._send(member.peer, opening(member, ledger, self._chain, self.addresses))
 
     def _void(self, reason: str, now: float) -> None:
         ledger, self.ledger = self.ledger, None

@@ -131,6 +131,8 @@ class CommandFailed:
     microbatch: int
     peer: PeerId
     reason: str
+    unsent: bool = False
+    """A payload could not be sent to `peer`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from protocol.messages import (
     Suspect,
     Wish,
 )
+from protocol.revoking import Revoked
 
 TO_COORDINATOR = (
     Wish,
@@ -31,11 +32,13 @@ TO_COORDINATOR = (
     ReduceReady,
     ReducedReport,
     AppliedReport,
+    Revoked,
     Stalled,
     Held,
     Evaluated,
 )
 """What is said to the coordinator."""
+OnStep = ReduceReady | ReducedReport | Revoked | Stalled | Evaluated
 
 
 def hear(coordinator: Coordinator, chain: Chain, member: Member, message: Message, now: float) -> None:
@@ -63,12 +66,24 @@ def _hear_member(coordinator: Coordinator, member: Member, message: Message, now
         coordinator.on_learning(member, message, now)
     elif isinstance(message, AppliedReport):
         coordinator.on_applied(member, message, now)
-    elif isinstance(message, ReduceReady | ReducedReport | Stalled | Evaluated) and message.ballot == coordinator.ballot:
-        if isinstance(message, ReduceReady):
-            coordinator.on_ready(member, message, now)
-        elif isinstance(message, ReducedReport):
-            coordinator.on_reduced(member, message, now)
-        elif isinstance(message, Stalled):
-            coordinator.on_stalled(member, message, now)
-        elif math.isfinite(message.loss_sum):
+    elif isinstance(message, OnStep) and message.ballot == coordinator.ballot:
+        _hear_on_step(coordinator, member, message, now)
+
+
+def _hear_on_step(coordinator: Coordinator, member: Member, message: OnStep, now: float) -> None:
+    """Who was excluded from the attempt may not know it yet, and is not heard on it."""
+    if isinstance(message, Evaluated):
+        if math.isfinite(message.loss_sum):
             coordinator.on_evaluated(member.peer, message)
+        return
+    ledger = coordinator.attempt(message.step, message.attempt)
+    if ledger is None or member in ledger.excluded:
+        return
+    if isinstance(message, ReduceReady):
+        coordinator.on_ready(ledger, member, message, now)
+    elif isinstance(message, ReducedReport):
+        coordinator.on_reduced(ledger, member, message, now)
+    elif isinstance(message, Revoked):
+        coordinator.on_revoked(ledger, member, message)
+    else:
+        coordinator.on_stalled(ledger, member, message, now)

@@ -7,11 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protocol.assignment import Plan
-from protocol.ids import Ballot, Member, RecordId, bitmap
+from protocol.commands import SendMessage
+from protocol.ids import Ballot, Member, PeerId, RecordId, bitmap
 from protocol.messages import Contact, ReducedReport, ReduceMember, ReduceReady, StartReduce
 from protocol.records import Commit, Seating, Share, StageResult, shares_digest
 
 NORM_TOLERANCE = 1e-6
+
+
+@dataclass(slots=True)
+class Doubt:
+    """Somebody cannot reach the member. It was asked what it has accumulated."""
+
+    since: float
+    asked_at: float
+    reason: str
 
 
 @dataclass(slots=True)
@@ -23,7 +33,7 @@ class Ledger:
     attempt: int
     parent: RecordId
     plan: Plan
-    seats: Sequence[Sequence[Seating]]
+    seats: list[list[Seating]]
     """seats[stage], active first, in roster order: the attempt's roster."""
     tokens_per_microbatch: int
     progress_at: float
@@ -31,6 +41,21 @@ class Ledger:
     ready: dict[tuple[int, Member], ReduceReady] = field(default_factory=dict)
     reduced: dict[tuple[int, Member], ReducedReport] = field(default_factory=dict)
     started: set[int] = field(default_factory=set)
+    amendment: int = 0
+    """How often work was given to others in this attempt (`protocol.reroute`)."""
+    taken: dict[tuple[int, PeerId], tuple[int, ...]] = field(default_factory=dict)
+    """Owned besides the plan's hand."""
+    helped: dict[tuple[int, PeerId], tuple[int, ...]] = field(default_factory=dict)
+    """Computed, and owned by another one."""
+    again: dict[int, frozenset[int]] = field(default_factory=dict)
+    """Microbatches that have to go through the pipe once more even if they came back, and the stages that lost them."""
+    without: dict[PeerId, None] = field(default_factory=dict)
+    """Through these no microbatch passes any more."""
+    excluded: dict[Member, str] = field(default_factory=dict)
+    """Off the attempt's roster with all their seats, and why: what they accumulated counts for nothing."""
+    doubts: dict[Member, Doubt] = field(default_factory=dict)
+    told: int = 0
+    """The amendment that was last sent to everybody."""
 
     def names(self, step: int, attempt: int) -> bool:
         """Is this the attempt that the message speaks of?"""
@@ -41,13 +66,19 @@ class Ledger:
         row = self.seats[stage] if 0 <= stage < len(self.seats) else ()
         return next((s for s in row if s.member == member), None)
 
+    def owned(self, stage: int, peer: PeerId) -> tuple[int, ...]:
+        """What enters the gradient of the stage at this replica."""
+        return *self.plan.hands.get((stage, peer), ()), *self.taken.get((stage, peer), ())
+
     def enter_ready(self, member: Member, message: ReduceReady, now: float) -> str:
         """'' if the member accumulated exactly what it owns, else what is wrong."""
         seating = self.seated(message.stage, member)
         if seating is None or seating.role != "active":
             return f"it is no active replica of stage {message.stage}"
-        owned = bitmap(self.plan.hands[message.stage, member.peer])
+        owned = bitmap(self.owned(message.stage, member.peer))
         if message.microbatches != owned:
+            if self.amendment:
+                return ""  # said before the member knew of it; a seat says it again when it has all
             return f"it accumulated microbatches {message.microbatches} of stage {message.stage} and owns {owned}"
         tokens = self.tokens_per_microbatch * int(owned, 16).bit_count() if message.stage == 0 else 0
         if message.tokens != tokens or not math.isfinite(message.loss_sum):
@@ -65,6 +96,14 @@ class Ledger:
         total = sum(int(bits, 16) for bits in counts)
         every = (1 << len(self.plan.routes)) - 1
         return total == every and sum(int(b, 16).bit_count() for b in counts) == len(self.plan.routes)
+
+    def begin_reduce(self, stage: int, addresses: dict[str, str], asks: Member | None = None) -> list[SendMessage]:
+        """Let the replica set sum if everything is there. Told once; later only to whom `asks`."""
+        if not self.covered(stage):
+            return []
+        start, again = self.start_reduce(stage, addresses), stage in self.started
+        self.started.add(stage)
+        return [SendMessage(row.member.peer, start) for row in start.members if not again or row.member == asks]
 
     def start_reduce(self, stage: int, addresses: dict[str, str]) -> StartReduce:
         """What every member of the stage's replica set is told."""

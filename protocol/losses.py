@@ -35,6 +35,10 @@ class Losses:
         lost = [member for member in self._lost if self._is_seated(member)]
         return bool(lost) and (ledger is None or any(s.member in lost for row in ledger.seats for s in row))
 
+    def lost(self) -> list[tuple[Member, str]]:
+        """Who is lost and still on the roster, and why."""
+        return [(member, why) for member, why in self._lost.items() if self._is_seated(member)]
+
     def _is_seated(self, member: Member) -> bool:
         return self._chain.member_of(member.peer) == member
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 from protocol.ids import Ballot, Member, PeerId, RecordId, StateId
 from protocol.records import Rebuild, Record, Role, Seating, Share
+from protocol.revoking import Again, Revoke, Revoked
 
 Phase = Literal["starting", "waiting", "training", "evaluating", "paused", "finished", "leaving"]
 LOST_STATE = 5
@@ -41,6 +42,8 @@ class Route:
 
     microbatch: int
     hops: tuple[Hop, ...]
+    replay: int = 0
+    """0 = as the step was opened; else the amendment that leads the microbatch along this way, from its beginning."""
 
 
 # ---- sent by every node ----
@@ -55,6 +58,8 @@ class Heartbeat:
     head: RecordId
     step: int
     attempt: int
+    amendment: int = 0
+    """Of the attempt, the newest that I know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +168,8 @@ class Stalled:
     microbatch: int
     peer: PeerId
     reason: str
+    unsent: bool = False
+    """`peer` cannot be reached from here, nothing worse: another replica may do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,11 +297,16 @@ class SeatWork:
     role: Role
     generation: int
     microbatches: tuple[int, ...]
+    taken: tuple[int, ...] = ()
+    """Taken over from a replica that is lost to the attempt: accumulated as they come."""
+    helped: tuple[int, ...] = ()
+    """Computed and not accumulated: their owner has accumulated them and cannot be reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenStep:
-    """Work on this step. `routes`: those of the receiver's own stage-0 microbatches."""
+    """Work on this step. `routes`: those of the receiver's own stage-0 microbatches. An attempt may be amended: the highest
+    amendment says all that holds now."""
 
     ballot: Ballot
     step: int
@@ -306,6 +318,12 @@ class OpenStep:
     """The receiver's neighbours on all routes through it, and the peer that it has to watch."""
     watch: tuple[PeerId, ...]
     """Peers to exchange heartbeats with, the coordinator apart."""
+    amendment: int = 0
+    """How often work was given to others in this attempt."""
+    again: tuple[Again, ...] = ()
+    """Of the receiver's stage-0 microbatches."""
+    without: tuple[PeerId, ...] = ()
+    """Through these no microbatch passes any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,6 +441,7 @@ Message = (
     | Learning
     | ReduceReady
     | ReducedReport
+    | Revoked
     | Stalled
     | AppliedReport
     | Evaluated
@@ -435,6 +454,7 @@ Message = (
     | OpenStep
     | StartReduce
     | VoidStep
+    | Revoke
     | Probe
     | OpenEvaluation
     | Standing

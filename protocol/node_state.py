@@ -46,7 +46,6 @@ from protocol.messages import (
     Held,
     Meeting,
     Message,
-    OpenEvaluation,
     OpenStep,
     Order,
     Prepare,
@@ -55,10 +54,8 @@ from protocol.messages import (
     Propose,
     ReduceHeader,
     Standing,
-    StartReduce,
     Summary,
     Suspect,
-    VoidStep,
     Wish,
     Yield,
 )
@@ -118,10 +115,8 @@ class NodeState:
             Decide: self._led(self.follower.on_decide),
             Summary: self._led(self.follower.on_summary),
             OpenStep: self._led(self.follower.on_open_step),
-            StartReduce: self._led(lambda _p, _i, m, _now: self.bench.start_reduce(m)),
-            VoidStep: self._led(lambda _p, _i, m, _now: self.bench.void(m)),
+            **dict.fromkeys(self.bench.orders, self._led(lambda _p, _i, m, now: self.bench.orders[type(m)](m, now))),
             Probe: self._led(self._on_probe),
-            OpenEvaluation: self._led(lambda _p, _i, m, now: self.bench.ask_evaluation(m, now)),
             Standing: self._led(self._on_standing),
             Yield: self._led(self._on_yield),
             Meeting: self._on_meeting,
@@ -286,9 +281,9 @@ class NodeState:
 
     def _beat(self) -> Heartbeat:
         o = self.bench.open
-        step, attempt = (o.step, o.attempt) if o else (0, 0)
+        where = (o.step, o.attempt, o.amendment) if o else (0, 0)
         ballot = max(self.ballot, self.acceptor.promised, self.acceptor.floor)
-        return Heartbeat(self.config.member.incarnation, ballot, self.chain.head, step, attempt)
+        return Heartbeat(self.config.member.incarnation, ballot, self.chain.head, *where)
 
     def _on_probe(self, peer: PeerId, _: int, message: Probe, now: float) -> None:
         if message.member.peer != self._me:

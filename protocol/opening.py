@@ -7,6 +7,7 @@ from protocol.chain import Chain
 from protocol.ids import Member, PeerId
 from protocol.ledger import Ledger, contacts_of
 from protocol.messages import OpenStep, SeatWork
+from protocol.revoking import Again
 
 
 def opening(member: Member, ledger: Ledger, chain: Chain, addresses: dict[PeerId, str]) -> OpenStep:
@@ -14,9 +15,24 @@ def opening(member: Member, ledger: Ledger, chain: Chain, addresses: dict[PeerId
     peer, plan = member.peer, ledger.plan
     seats = [s for row in ledger.seats for s in row if s.member == member]
     hands = {s.stage: plan.hands.get((s.stage, peer), ()) for s in seats if s.role == "active"}
-    work = tuple(SeatWork(s.stage, s.role, s.generation, hands.get(s.stage, ())) for s in seats)
+    taken, helped = ledger.taken, ledger.helped
+    work = tuple(
+        SeatWork(
+            s.stage,
+            s.role,
+            s.generation,
+            hands.get(s.stage, ()),
+            taken.get((s.stage, peer), ()),
+            helped.get((s.stage, peer), ()),
+        )
+        for s in seats
+    )
     neighbours, around = plan.neighbours(peer), ring(chain.members(), member)
     watch = tuple(dict.fromkeys([*around, *neighbours[:MAX_WATCHED_NEIGHBOURS]]))
     contacts = contacts_of(list(dict.fromkeys([*neighbours, *around])), addresses)
     routes = plan.routes_from(peer)
-    return OpenStep(ledger.ballot, ledger.step, ledger.attempt, ledger.parent, work, routes, contacts, watch)
+    lost = {r.microbatch: ledger.again[r.microbatch] for r in routes if r.microbatch in ledger.again}
+    again = tuple(Again(m, tuple(sorted(stages))) for m, stages in lost.items())
+    without, number = tuple(ledger.without), ledger.amendment
+    attempt = ledger.ballot, ledger.step, ledger.attempt, ledger.parent
+    return OpenStep(*attempt, work, routes, contacts, watch, number, again, without)

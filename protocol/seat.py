@@ -7,14 +7,19 @@ or the coordinator: `NodeState` feeds it with what belongs to its open attempt a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from protocol.attempt import Attempt, Incoming
 from protocol.commands import Command, Compute, Discard, Note, Reduce, Release, SendPayload, Work
 from protocol.events import ComputeDone, Reduced
 from protocol.ids import PeerId, StateId, bitmap
-from protocol.messages import OpenStep, PipeHeader, PipeKind, ReducedReport, ReduceReady, Route, SeatWork, StartReduce
+from protocol.messages import OpenStep, PipeHeader, PipeKind, ReducedReport, ReduceReady, SeatWork, StartReduce
 from protocol.records import Role
+from protocol.revoking import Counted
+
+__all__ = ["Attempt", "Incoming", "Seat", "SeatPhase", "SeatState"]
 
 
 class SeatPhase(StrEnum):
@@ -31,15 +36,6 @@ class SeatPhase(StrEnum):
 
 
 @dataclass(slots=True)
-class Incoming:
-    """A payload that waits for its turn or is being computed on."""
-
-    header: PipeHeader
-    handle: int
-    peer: PeerId
-
-
-@dataclass(slots=True)
 class SeatState:
     """The facts about a seat that outlive a step."""
 
@@ -52,29 +48,6 @@ class SeatState:
     optimizer_age: int = 0
     lr_factor: float = 1.0
     provenance: dict[str, object] = field(default_factory=lambda: {"rung": "seed"})
-
-
-@dataclass(slots=True)
-class Attempt:
-    """What a seat does in one attempt at a step."""
-
-    open: OpenStep
-    order: tuple[int, ...]
-    routes: dict[int, Route]
-    admitted: int = 0
-    in_flight: int = 0
-    seen: set[tuple[str, int]] = field(default_factory=set)
-    went_on: set[int] = field(default_factory=set)
-    """Microbatches whose embed or forward pass is done here: nothing comes back of others."""
-    turns: dict[str, int] = field(default_factory=lambda: {"head": 0, "backward": 0})
-    waiting: dict[tuple[str, int], Incoming] = field(default_factory=dict)
-    computing: dict[tuple[str, int], Incoming] = field(default_factory=dict)
-    admitted_at: dict[int, float] = field(default_factory=dict)
-    accumulated: list[int] = field(default_factory=list)
-    loss_sum: float = 0.0
-    tokens: int = 0
-    busy_s: float = 0.0
-    reduced: Reduced | None = None
 
 
 class Seat:
@@ -105,7 +78,8 @@ class Seat:
         out = self.void()
         self.state.role, self.state.generation = work.role, work.generation
         routes = {r.microbatch: r for r in step.routes} if self.state.stage == 0 else {}
-        self.attempt = Attempt(step, work.microbatches, routes)
+        taken, helped = frozenset(work.taken), frozenset(work.helped)
+        self.attempt = Attempt(step, work.microbatches, routes, taken, helped)
         self.phase = SeatPhase.WORKING if work.role == "active" else SeatPhase.READY
         self._check_ready()
         return out + self._admit(now)
@@ -117,41 +91,102 @@ class Seat:
             return []
         assert self.phase is not SeatPhase.APPLYING, "a decided step cannot be voided"
         self.phase = SeatPhase.IDLE
-        held = [*attempt.waiting.values(), *attempt.computing.values()]
-        released: list[Command] = [Release(i.handle) for i in held if i.handle]
+        released = _released([*attempt.waiting.values(), *attempt.computing.values()])
         return [*released, Discard(self.state.stage, attempt.open.step, attempt.open.attempt)]
+
+    def begin_applying(self) -> list[Command]:
+        """The step is decided. What is still computed for a replay is of no use any more."""
+        attempt, self.phase = self._open(), SeatPhase.APPLYING
+        released = _released([*attempt.waiting.values(), *attempt.computing.values()])
+        attempt.waiting, attempt.computing = {}, {}
+        return released
+
+    # ---- amendments ----
+
+    def misfit(self, work: SeatWork) -> str:
+        """'' if the open attempt can be amended so, else why not."""
+        attempt = self._open()
+        if self.phase in (SeatPhase.REDUCING, SeatPhase.REDUCED) and {*work.microbatches, *work.taken} != {
+            *attempt.accumulated
+        }:
+            return f"the sum of stage {self.state.stage} has begun"
+        return attempt.misfit(work)
+
+    def amend(self, step: OpenStep, work: SeatWork, now: float) -> list[Command]:
+        """Work was given to others, or to this seat; `misfit` must have nothing against it. What is accumulated stays."""
+        attempt = self._open()
+        attempt.open, attempt.order = step, work.microbatches
+        attempt.taken, attempt.helped = frozenset(work.taken), frozenset(work.helped)
+        if self.phase is SeatPhase.READY and work.role == "active":
+            self.phase = SeatPhase.WORKING
+        self._check_ready()
+        out: list[Command] = []
+        attempt.admitted_at = dict.fromkeys(attempt.admitted_at, now)  # others may have waited for what was lost
+        for microbatch in attempt.lead(step):
+            out += self._send_off(microbatch, now)
+        return out + self._admit(now)
+
+    def revoke(self) -> tuple[list[Command], Counted]:
+        """Accumulate no more than what is begun; returns what that is."""
+        attempt = self._open()
+        released = _released(attempt.keep())
+        self._check_ready()
+        return released, Counted(self.state.stage, bitmap(m for _, m in attempt.counted))
+
+    # ---- payloads ----
 
     def _admit(self, now: float) -> list[Command]:
         """Stage 0: start microbatches up to the bound. Flow control of the whole swarm is here and nowhere else."""
         attempt = self._open()
         out: list[Command] = []
-        while attempt.routes and attempt.admitted < len(attempt.order) and attempt.in_flight < self._max_in_flight:
-            microbatch = attempt.order[attempt.admitted]
-            attempt.admitted += 1
+        while attempt.routes and attempt.in_flight < self._max_in_flight:
+            microbatch = attempt.next_to_admit()
+            if microbatch is None:
+                break
             attempt.in_flight += 1
-            attempt.admitted_at[microbatch] = now
-            header = self._header("forward", 0, attempt.routes[microbatch])
-            out += self._start("embed", Incoming(header, 0, self._me))
+            out += self._send_off(microbatch, now)
         return out
 
-    def _header(self, kind: PipeKind, hop: int, route: Route, at: tuple[int, ...] | None = None) -> PipeHeader:
-        o = self._open().open
-        return PipeHeader(o.ballot, o.step, o.attempt, o.parent, kind, hop, route, at)
+    def _send_off(self, microbatch: int, now: float) -> list[Command]:
+        """Along its newest way, from the tokens on."""
+        attempt = self._open()
+        o, route = attempt.open, attempt.routes[microbatch]
+        attempt.admitted_at[microbatch] = now
+        released = _released(attempt.begin_way(microbatch, route.replay))
+        at = attempt.accumulate_at(microbatch)
+        header = PipeHeader(o.ballot, o.step, o.attempt, o.parent, "forward", 0, route, at)
+        return released + self._start("embed", Incoming(header, 0, self._me), self._wanted(header))
 
     def take(self, incoming: Incoming) -> list[Command]:
-        """A payload of the open attempt for this stage. Repeated and unowned ones, and what cannot have come back yet, are
-        released."""
+        """A payload of the open attempt for this stage. Repeated, outdated and unowned ones are released, and so is what cannot
+        have come back yet."""
         attempt, header = self._open(), incoming.header
-        op, microbatch = self._op_of(header), header.route.microbatch
-        key = (op, microbatch)
-        possible = microbatch in (attempt.order if op == "forward" else attempt.went_on)
-        if self.phase is not SeatPhase.WORKING or key in attempt.seen or not possible:
+        op, microbatch, way = self._op_of(header), header.route.microbatch, header.route.replay
+        key = (op, microbatch, way)
+        if not self._is_possible(*key) or key in attempt.seen:
             return [Release(incoming.handle)]
         attempt.seen.add(key)
+        released = _released(attempt.begin_way(microbatch, way))
         if op == "forward":
-            return self._start(op, incoming)
-        attempt.waiting[key] = incoming
-        return self._next_turn("head" if op == "head" else "backward")
+            return released + self._start(op, incoming, self._wanted(header))
+        return released + self._take_back(op, incoming)
+
+    def _is_possible(self, op: str, microbatch: int, way: int) -> bool:
+        """A seat that has all that it owns works on for the replays of others only."""
+        attempt = self._open()
+        done = self.phase in (SeatPhase.READY, SeatPhase.REDUCING, SeatPhase.REDUCED)
+        if not (self.phase is SeatPhase.WORKING or (done and way)) or way < attempt.newest.get(microbatch, 0):
+            return False
+        return attempt.may_pass(microbatch) and (op == "forward" or attempt.went_on.get(microbatch, -1) == way)
+
+    def _take_back(self, op: str, incoming: Incoming) -> list[Command]:
+        """What is to be accumulated waits for its turn; what is there already, or elsewhere, or was taken over, does not."""
+        attempt, microbatch = self._open(), incoming.header.route.microbatch
+        missing = self._wanted(incoming.header) and (op, microbatch) not in attempt.counted
+        if missing and microbatch in attempt.order:
+            attempt.waiting[op, microbatch] = incoming
+            return self._next_turn("head" if op == "head" else "backward")
+        return self._start(op, incoming, missing and microbatch in attempt.taken)
 
     def _op_of(self, header: PipeHeader) -> str:
         if header.kind == "backward":
@@ -169,42 +204,46 @@ class Seat:
             if incoming is None:
                 break
             attempt.turns[lane] += 1
-            out += self._start(op, incoming)
+            out += self._start(op, incoming, True)
         return out
 
-    def _start(self, op: str, incoming: Incoming) -> list[Command]:
+    def _start(self, op: str, incoming: Incoming, accumulate: bool) -> list[Command]:
         attempt, header = self._open(), incoming.header
-        attempt.computing[op, header.route.microbatch] = incoming
+        microbatch, way = header.route.microbatch, header.route.replay
+        attempt.computing[op, microbatch, way] = incoming
+        if accumulate and op in ("head", "backward", "embed_backward"):
+            attempt.counted.add((op, microbatch))
         work = Work(
             op,  # type: ignore[arg-type]
             self.state.stage,
             header.step,
             header.attempt,
-            header.route.microbatch,
-            accumulate=self._counts(header),
+            microbatch,
+            accumulate=accumulate,
+            replay=way,
         )
         return [Compute(work, incoming.handle, incoming.peer)]
 
     def computed(self, done: ComputeDone, now: float) -> list[Command]:
         """A computation of the open attempt ended; a repeated or stale outcome only releases what it made."""
-        attempt = self._open()
-        incoming = attempt.computing.pop((done.work.op, done.work.microbatch), None)
+        attempt, work = self._open(), done.work
+        incoming = attempt.computing.pop((work.op, work.microbatch, work.replay), None)
         if incoming is None:
             return [Release(done.handle)] if done.handle else []
         attempt.busy_s += done.seconds
         out: list[Command] = [Release(incoming.handle)] if incoming.handle else []
         out += self._pass_on(done, incoming.header)
-        if done.work.op in ("embed", "forward"):
-            attempt.went_on.add(done.work.microbatch)
-        if done.work.op == "head" and self._counts(incoming.header):
+        if work.op in ("embed", "forward"):
+            attempt.went_on[work.microbatch] = max(work.replay, attempt.went_on.get(work.microbatch, 0))
+        if work.op == "head" and work.accumulate:
             attempt.loss_sum += done.loss_sum
             attempt.tokens += done.tokens
-        if done.work.op in ("backward", "embed_backward"):
-            out += self._came_back(incoming.header, now)
+        if work.op in ("backward", "embed_backward"):
+            out += self._came_back(incoming.header, work.accumulate, now)
         return out
 
-    def _counts(self, header: PipeHeader) -> bool:
-        """Does the microbatch enter this stage's gradient? A replay that is meant for other stages does not."""
+    def _wanted(self, header: PipeHeader) -> bool:
+        """May the microbatch enter this stage's gradient? A replay that is meant for other stages does not."""
         return header.accumulate_at is None or self.state.stage in header.accumulate_at
 
     def _pass_on(self, done: ComputeDone, header: PipeHeader) -> list[Command]:
@@ -212,18 +251,19 @@ class Seat:
             return []
         forward = done.work.op in ("embed", "forward")
         hop = header.hop + 1 if forward else header.hop - 1
-        onward = self._header("forward" if forward else "backward", hop, header.route, header.accumulate_at)
+        kind: PipeKind = "forward" if forward else "backward"
+        onward = replace(header, kind=kind, hop=hop)
         return [SendPayload(header.route.hops[hop].peer, onward, done.handle), Release(done.handle)]
 
-    def _came_back(self, header: PipeHeader, now: float) -> list[Command]:
+    def _came_back(self, header: PipeHeader, accumulated: bool, now: float) -> list[Command]:
         """The gradient of a microbatch went through this seat: what was its room is free for the next one."""
         attempt, microbatch = self._open(), header.route.microbatch
-        admitted_at = attempt.admitted_at.pop(microbatch, None)
-        if admitted_at is not None:
+        attempt.came_back.add(microbatch)
+        if header.route.replay == attempt.newest.get(microbatch, 0) and microbatch in attempt.admitted_at:
             attempt.in_flight -= 1
-            self.latency_s = max(now - admitted_at, 0.9 * self.latency_s)
+            self.latency_s = max(now - attempt.admitted_at.pop(microbatch), 0.9 * self.latency_s)
         out: list[Command] = []
-        if self._counts(header):
+        if accumulated:
             attempt.accumulated.append(microbatch)
             fields = {"stage": self.state.stage, "microbatch": microbatch, "tokens": self._tokens}
             out.append(Note("accumulated", fields | self._where()))
@@ -236,7 +276,7 @@ class Seat:
 
     def _check_ready(self) -> None:
         attempt = self._open()
-        if self.phase is SeatPhase.WORKING and len(attempt.accumulated) == len(attempt.order):
+        if self.phase is SeatPhase.WORKING and len(attempt.accumulated) == attempt.num_owned:
             self.phase = SeatPhase.READY
 
     def reduce(self, start: StartReduce) -> list[Command]:
@@ -262,7 +302,8 @@ class Seat:
             return None
         o, stage = attempt.open, self.state.stage
         if self.phase is SeatPhase.READY and self.state.role == "active":
-            bits, per = bitmap(attempt.accumulated), attempt.busy_s / max(1, len(attempt.order))
+            per = 0.0 if o.amendment else attempt.busy_s / max(1, len(attempt.order))
+            bits = bitmap(attempt.accumulated)
             return ReduceReady(o.ballot, o.step, o.attempt, stage, bits, attempt.loss_sum, attempt.tokens, per)
         if self.phase is SeatPhase.REDUCED:
             assert attempt.reduced, "a reduced seat holds its result"
@@ -280,3 +321,7 @@ class Seat:
     def _open(self) -> Attempt:
         assert self.attempt is not None, f"stage {self.state.stage} has no open attempt"
         return self.attempt
+
+
+def _released(held: Iterable[Incoming]) -> list[Command]:
+    return [Release(incoming.handle) for incoming in held if incoming.handle]

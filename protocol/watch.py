@@ -25,10 +25,12 @@ class Watch:
         return peer in self._named or peer in self._until
 
     def name(self, peers: Iterable[PeerId], now: float) -> None:
-        """A step was opened here: from now on the silence of these peers counts."""
-        self._named = dict.fromkeys(peers)
+        """A step was opened here: from now on the silence of these peers counts. Nobody had to say anything before."""
+        before, self._named = set(self), dict.fromkeys(peers)
         for peer in self._named:
             self._view.expect(peer, now)
+            if peer not in before:
+                self._view.heard(peer, now)
 
     def for_a_while(self, peer: PeerId, now: float) -> None:
         """Answer the heartbeats of a peer that probes or is probed, without answering answers for ever."""

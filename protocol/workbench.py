@@ -7,7 +7,8 @@ outcomes, with the open attempt: what is behind is released, what is ahead is ke
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from protocol.averaging import Averaging
 from protocol.chain import Chain
@@ -49,11 +50,12 @@ from protocol.messages import (
 )
 from protocol.pulse import Pulse
 from protocol.records import Commit, Share
+from protocol.revoking import Revoke, Revoked
 from protocol.schedule import gradient_scale, later_lr_factor, learning_rate
 from protocol.seat import Incoming, Seat, SeatPhase
 
 DEADLINE_FACTOR = 4.0
-DEADLINE_HEARTBEATS = 3.0
+"""Of a microbatch, times the slowest; at least a heartbeat more than a lapse, which says more of what is wrong."""
 RESEND_HEARTBEATS = 2.0
 MAX_ADDRESSES = 8192
 
@@ -79,6 +81,13 @@ class Workbench:
         self._stalled: tuple[float, Stalled] | None = None
         self._pulse = Pulse(manifest.timing.heartbeat_s, manifest.timing.first_microbatch_s)
         self._out: list[Command] = []
+        self.orders: dict[type, Callable[[Any, float], None]] = {
+            StartReduce: self.start_reduce,
+            VoidStep: self.void,
+            Revoke: self.revoke,
+            OpenEvaluation: self.ask_evaluation,
+        }
+        """What the coordinator may ask for once a step is open, or of an evaluation."""
 
     def take(self) -> list[Command]:
         """Commands made since the last call."""
@@ -140,9 +149,12 @@ class Workbench:
 
     def ask_open(self, message: OpenStep, now: float) -> None:
         """Open this step as soon as its parent is the head and all seats are settled; an older or repeated one is ignored."""
-        newest = self._pending or self.open
+        newest, o = self._pending or self.open, self.open
         key = (message.ballot, message.step, message.attempt)
-        if key <= self._voided or (newest and key <= (newest.ballot, newest.step, newest.attempt)):
+        if key <= self._voided or (newest and (*key, message.amendment) <= _number(newest)):
+            return
+        if o and key == (o.ballot, o.step, o.attempt):
+            self._amend(message, o, now)
             return
         if message.step > self._chain.step:
             self._pending = message
@@ -188,10 +200,40 @@ class Workbench:
                 self._out += seat.open(step, work, now)
         self.report(now)
 
+    def _amend(self, message: OpenStep, before: OpenStep, now: float) -> None:
+        """The open attempt goes on with its work dealt out anew."""
+        wrong = open_misfit(message, self._me, self._manifest, self._chain)
+        mine = [(seat, work) for work in message.seats if (seat := self.seats.get(work.stage)) and seat.attempt]
+        misfits = [seat.misfit(work) for seat, work in mine]
+        if {w.stage for w in message.seats} != {w.stage for w in before.seats} or message.parent != before.parent:
+            wrong = wrong or "an amendment is about the same seats"
+        if self._refuse(wrong or "".join(misfits)):
+            return
+        self.open, self._stalled = message, None
+        self.introduce(message.contacts)
+        self._reported.clear()
+        for seat, work in mine:
+            self._out += seat.amend(message, work, now)
+        self.report(now)
+        self._look_again()
+
+    def revoke(self, message: Revoke, now: float) -> None:
+        """Somebody cannot reach this node: say what its seats have accumulated, and let others have the rest."""
+        seats = [seat for seat in self.seats.values() if seat.attempt and seat.state.role == "active"]
+        if self.open is None or not self._is_open(message.step, message.attempt) or 0 in {s.state.stage for s in seats}:
+            return
+        counted = []
+        for seat in seats:
+            released, kept = seat.revoke()
+            self._out += released
+            counted.append(kept)
+        self._tell_leader(Revoked(message.ballot, message.step, message.attempt, self.open.amendment, tuple(counted)))
+        self.report(now)
+
     def _is_open(self, step: int, attempt: int) -> bool:
         return self.open is not None and (self.open.step, self.open.attempt) == (step, attempt)
 
-    def start_reduce(self, message: StartReduce) -> None:
+    def start_reduce(self, message: StartReduce, _now: float = 0.0) -> None:
         """Sum the gradient of one stage."""
         seat = self.seats.get(message.stage)
         if not (seat and seat.phase is SeatPhase.READY and seat.attempt and self._is_open(message.step, message.attempt)):
@@ -200,7 +242,7 @@ class Workbench:
             self.introduce(Contact(row.member.peer, row.address) for row in message.members)
             self._out += seat.reduce(message)
 
-    def void(self, message: VoidStep) -> None:
+    def void(self, message: VoidStep, _now: float = 0.0) -> None:
         """Forget the attempt, whether it is open, pending or still to come: its OpenStep may arrive late or twice."""
         self._voided = max(self._voided, (message.ballot, message.step, message.attempt))
         pending = self._pending
@@ -248,7 +290,7 @@ class Workbench:
             if seat.phase is not SeatPhase.REDUCED or not same:
                 self._fall_behind(seat, commit)
                 continue
-            seat.phase = SeatPhase.APPLYING
+            self._out += seat.begin_applying()
             seat.contributors = {s.member.peer: s.microbatches for s in shares if s.stage == stage}
             scale = gradient_scale(self._manifest, commit.tokens, norms, stage)
             state_id = self._chain.state_ids[stage]
@@ -288,7 +330,8 @@ class Workbench:
     def _route(self, incoming: Incoming) -> None:
         """To its seat now, kept for later, or released: what does not fit is somebody else's fault and never raises."""
         header = incoming.header
-        key = (header.ballot, header.step, header.attempt, header.kind, header.hop, header.route.microbatch)
+        way = (header.kind, header.hop, header.route.microbatch, header.route.replay)
+        key = (header.ballot, header.step, header.attempt, *way)
         if payload_misfit(header, incoming.peer, self._me, self._manifest, self._chain):
             self._out.append(Release(incoming.handle))
             return
@@ -308,7 +351,7 @@ class Workbench:
 
     def _matches(self, header: PipeHeader) -> bool:
         o = self.open
-        if o is None or header.kind == "evaluate":
+        if o is None or header.kind == "evaluate" or header.route.replay > o.amendment:
             return False
         return (header.ballot, header.step, header.attempt, header.parent) == (o.ballot, o.step, o.attempt, o.parent)
 
@@ -320,7 +363,7 @@ class Workbench:
         if header.kind == "evaluate":
             return ahead == 1 or (ahead == 0 and header.parent == self._chain.head and not self.settled)
         key, newest = (header.ballot, header.step, header.attempt), self.open
-        newer = key > self._voided and (newest is None or key > (newest.ballot, newest.step, newest.attempt))
+        newer = key > self._voided and (newest is None or (*key, header.route.replay) > _number(newest))
         return newer and 0 < ahead <= STEPS_AHEAD
 
     def _may_lead(self, peer: PeerId) -> bool:
@@ -359,14 +402,15 @@ class Workbench:
 
     def failed(self, event: CommandFailed, now: float) -> None:
         """Somebody else's fault keeps the attempt from being finished here."""
-        if self._is_open(event.step, event.attempt):
-            self._stall(event.microbatch, event.peer, event.reason, now)
+        o = self.open
+        if o and self._is_open(event.step, event.attempt) and not (event.unsent and event.peer in o.without):
+            self._stall(event.microbatch, event.peer, event.reason, now, event.unsent)
 
-    def _stall(self, microbatch: int, peer: PeerId, reason: str, now: float) -> None:
+    def _stall(self, microbatch: int, peer: PeerId, reason: str, now: float, unsent: bool = False) -> None:
         """Tell the coordinator once; `report` repeats it until the attempt is voided."""
         o = self.open
         if o and self._stalled is None:
-            self._stalled = now, Stalled(o.ballot, o.step, o.attempt, microbatch, peer, reason)
+            self._stalled = now, Stalled(o.ballot, o.step, o.attempt, microbatch, peer, reason, unsent)
             self._tell_leader(self._stalled[1])
 
     @property
@@ -380,13 +424,13 @@ class Workbench:
         computing = next((key for seat in self.seats.values() if seat.attempt for key in seat.attempt.computing), None)
         applying = any(seat.phase is SeatPhase.APPLYING for seat in self.seats.values())
         if self._pulse.tick(computing is not None, applying, now) and computing:
-            op, microbatch = computing
+            op, microbatch, _ = computing
             self._stall(microbatch, "", f"{op} of microbatch {microbatch} has not ended after {self._pulse.limit_s:.0f} s", now)
         seat, timing = self.seats.get(0), self._manifest.timing
         oldest = seat.oldest_in_flight() if seat else None
         if seat is None or oldest is None or self.open is None:
             return
-        measured = max(DEADLINE_HEARTBEATS * timing.heartbeat_s, DEADLINE_FACTOR * seat.latency_s)
+        measured = max(timing.lapse_s + timing.heartbeat_s, DEADLINE_FACTOR * seat.latency_s)
         deadline = (
             measured * 2.0 ** min((self.open.attempt - 1) % ATTEMPTS_PER_TERM, 10)
             if seat.latency_s
@@ -422,3 +466,7 @@ class Workbench:
         self.end_evaluation()
         self._out += [Release(incoming.handle) for incoming in self._early.values()]
         self._early.clear()
+
+
+def _number(step: OpenStep) -> tuple[Ballot, int, int, int]:
+    return step.ballot, step.step, step.attempt, step.amendment

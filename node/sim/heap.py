@@ -290,7 +290,8 @@ class World:
         node.pool.let_go(command.handle)
         header = command.header
         stage = header.route.hops[header.hop].stage
-        failed = CommandFailed(stage, header.step, header.attempt, header.route.microbatch, command.peer, "unreachable")
+        where = (stage, header.step, header.attempt, header.route.microbatch)
+        failed = CommandFailed(*where, command.peer, "unreachable", unsent=True)
         self.handle(node, failed)
 
     def _arrive(self, node: SimNode, sender: SimNode, header: PipeHeader, handle: int) -> None:

@@ -6,7 +6,8 @@
   own candidate, with the promises of all that it seats, and those hold every stage or can make it again.
 - S4 nobody parts from a holder that can be reached of a stage that is then made again.
 - S2 the gradient that a committed step applies consists of each microbatch exactly once, per stage, computed on the committed
-  weights; the shares say who accumulated what, and those members noted it, once each.
+  weights; the shares say who accumulated what, and those members noted it, once each. However often work changes hands within
+  an attempt, a microbatch of a stage has one owner (`node.sim.ownership`).
 - S3 equal state_id, equal digest.
 - Only members on the roster apply; a seat's attempts never go back in a lineage; no more payloads than may be in flight.
 """
@@ -20,11 +21,12 @@ from typing import Any
 
 from node.sim.machine import Contribution, Key, SimSeat, require, sum_digest, whole_gradient
 from node.sim.nodes import SimNode
+from node.sim.ownership import Ownership
 from protocol.chain import is_quorum
 from protocol.commands import Apply, Command, Compute, Note, Reduce, Regrow, Release, SendMessage
 from protocol.ids import Ballot, Member, RecordId, StateId, bitmap, initial_state_id, members_of, next_state_id
 from protocol.manifest import Manifest
-from protocol.messages import Decide, Held, Promise
+from protocol.messages import Decide, Held, OpenStep, Promise
 from protocol.records import (
     Commit,
     Rebuild,
@@ -104,6 +106,7 @@ class Invariants:
         """(stage, step, peer where it goes on) -> rung, as the coordinators told it."""
         self._latest: dict[tuple[Member, int], Key] = {}
         self._payloads: Counter[Key] = Counter()
+        self.owners = Ownership()
         self._tags: dict[SimNode, dict[int, Key]] = defaultdict(dict)
         self._grown: Key | None = None
         self._check: dict[type, Callable[[SimNode, Any], None]] = {
@@ -220,6 +223,8 @@ class Invariants:
             self._promised[message.ballot, message.head].add(node.spec.member)
         elif isinstance(message, Decide):
             self._decided(node, message)
+        elif isinstance(message, OpenStep):
+            self.owners.told(command.peer, message)
 
     def _decided(self, node: SimNode, message: Decide) -> None:
         record, name = message.record, self._id(message.record)
@@ -383,7 +388,9 @@ class Invariants:
         fields = note.fields
         if note.type == "accumulated":
             key = (fields["step"], fields["attempt"])
-            self._noted[node.spec.member, fields["stage"], key, fields["microbatch"]] += 1
+            piece = (fields["stage"], fields["microbatch"])
+            self._noted[node.spec.member, piece[0], key, piece[1]] += 1
+            self.owners.accumulated(node.spec.member, Ballot(*fields["ballot"]), *key, piece)
         elif note.type == "decided":
             if fields["record"] not in self.places:
                 self._told_nobody(node, fields)
@@ -394,6 +401,8 @@ class Invariants:
         elif note.type == "yielded":
             self._latest = {where: key for where, key in self._latest.items() if where[0] != node.spec.member}
             self._leaves(node.spec.member)
+        elif note.type == "rerouted":
+            self.num_checked["excluded" if fields["excluded"] else "relieved"] += 1
         elif note.type == "recovered":
             told = (fields["stage"], fields["step"], fields["peer"])
             require(self._teller.get(told) is not node, f"{node!r} tells of a recovery that it told before: {fields}")

@@ -16,6 +16,7 @@ from node.sim.mixture import Options
 from node.sim.parting import Parting
 from node.sim.regrowth import Regrowth
 from node.sim.remnant import Remnant, Scattered
+from node.sim.rerouting import Rerouting
 from node.sim.scenario import make_scenario, make_takeover
 from node.sim.story import scenario_of, story_of
 from node.sim.trial import Trial
@@ -42,6 +43,7 @@ NARROW: dict[str, Callable[[int], Life]] = {
     "remnant": Remnant,
     "scattered": Scattered,
     "cut-off": CutOff,
+    "reroute": Rerouting,
     **{name: lambda seed, phase=phase: Trial(make_takeover(seed, phase)) for name, phase in TAKEOVERS.items()},  # type: ignore[misc]
 }
 """Lives in which only one thing happens. `takeover-PHASE`: the coordinator goes before it does this."""

@@ -198,7 +198,7 @@ class SparseWorld(World):
             return True
         if ledger is None:
             return opened is not None and opened.step > state.chain.step
-        if opened is None or not ledger.names(opened.step, opened.attempt):
+        if opened is None or not ledger.names(opened.step, opened.attempt) or opened.amendment < ledger.amendment:
             return True
         member = node.spec.member
         for stage, seat in state.bench.seats.items():

@@ -80,6 +80,8 @@ class MemorySwarm:
     """Sees what happens at each node before it is decided about."""
     hooks: Hooks = field(default_factory=Hooks)
     """Of every node's transport."""
+    weather: Weather = field(default_factory=Weather)
+    """What goes wrong on the links."""
     nodes: list[SimNode] = field(default_factory=list)
     _lives: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _runtimes: dict[str, Runtime] = field(default_factory=dict)
@@ -87,7 +89,7 @@ class MemorySwarm:
     async def run(self) -> list[SimNode]:
         """Run to the end of the manifest on the running (virtual) loop."""
         rng = Random(self.seed)
-        network = MemoryNetwork(Network(rng, Weather()), encode=self.encode)
+        network = MemoryNetwork(Network(rng, self.weather), encode=self.encode)
         dht = MemoryDht(VirtualClock(), delay_s=0.01)
         library = MemoryLibrary(rng, self.copy_rate)
         async with asyncio.TaskGroup() as group:

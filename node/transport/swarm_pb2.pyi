@@ -209,7 +209,7 @@ class DialBackAnswer(_message.Message):
     def __init__(self, dialled: _Optional[bool] = ..., reached: _Optional[bool] = ..., sentence: _Optional[str] = ..., seen_host: _Optional[str] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("heartbeat", "wish", "goodbye", "suspect", "records_wanted", "reduce_ready", "reduced_report", "stalled", "applied_report", "evaluated", "held", "propose", "decide", "open_step", "start_reduce", "void_step", "probe", "open_evaluation", "standing", "order", "promise", "prepare", "leave", "learning", "summary", "meeting")
+    __slots__ = ("heartbeat", "wish", "goodbye", "suspect", "records_wanted", "reduce_ready", "reduced_report", "stalled", "applied_report", "evaluated", "held", "propose", "decide", "open_step", "start_reduce", "void_step", "probe", "open_evaluation", "standing", "order", "promise", "prepare", "leave", "learning", "summary", "meeting", "revoke", "revoked")
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     WISH_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
@@ -237,6 +237,8 @@ class Envelope(_message.Message):
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     YIELD_FIELD_NUMBER: _ClassVar[int]
     MEETING_FIELD_NUMBER: _ClassVar[int]
+    REVOKE_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_FIELD_NUMBER: _ClassVar[int]
     heartbeat: Heartbeat
     wish: Wish
     goodbye: Goodbye
@@ -263,7 +265,9 @@ class Envelope(_message.Message):
     learning: Learning
     summary: Summary
     meeting: Meeting
-    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., wish: _Optional[_Union[Wish, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., records_wanted: _Optional[_Union[RecordsWanted, _Mapping]] = ..., reduce_ready: _Optional[_Union[ReduceReady, _Mapping]] = ..., reduced_report: _Optional[_Union[ReducedReport, _Mapping]] = ..., stalled: _Optional[_Union[Stalled, _Mapping]] = ..., applied_report: _Optional[_Union[AppliedReport, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., open_step: _Optional[_Union[OpenStep, _Mapping]] = ..., start_reduce: _Optional[_Union[StartReduce, _Mapping]] = ..., void_step: _Optional[_Union[VoidStep, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., open_evaluation: _Optional[_Union[OpenEvaluation, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., learning: _Optional[_Union[Learning, _Mapping]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., meeting: _Optional[_Union[Meeting, _Mapping]] = ..., **kwargs) -> None: ...
+    revoke: Revoke
+    revoked: Revoked
+    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., wish: _Optional[_Union[Wish, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., records_wanted: _Optional[_Union[RecordsWanted, _Mapping]] = ..., reduce_ready: _Optional[_Union[ReduceReady, _Mapping]] = ..., reduced_report: _Optional[_Union[ReducedReport, _Mapping]] = ..., stalled: _Optional[_Union[Stalled, _Mapping]] = ..., applied_report: _Optional[_Union[AppliedReport, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., open_step: _Optional[_Union[OpenStep, _Mapping]] = ..., start_reduce: _Optional[_Union[StartReduce, _Mapping]] = ..., void_step: _Optional[_Union[VoidStep, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., open_evaluation: _Optional[_Union[OpenEvaluation, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., learning: _Optional[_Union[Learning, _Mapping]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., meeting: _Optional[_Union[Meeting, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., **kwargs) -> None: ...
 
 class Header(_message.Message):
     __slots__ = ("pipe_header", "reduce_header")
@@ -420,26 +424,30 @@ class Hop(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., peer: _Optional[str] = ...) -> None: ...
 
 class Route(_message.Message):
-    __slots__ = ("microbatch", "hops")
+    __slots__ = ("microbatch", "hops", "replay")
     MICROBATCH_FIELD_NUMBER: _ClassVar[int]
     HOPS_FIELD_NUMBER: _ClassVar[int]
+    REPLAY_FIELD_NUMBER: _ClassVar[int]
     microbatch: int
     hops: _containers.RepeatedCompositeFieldContainer[Hop]
-    def __init__(self, microbatch: _Optional[int] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ...) -> None: ...
+    replay: int
+    def __init__(self, microbatch: _Optional[int] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., replay: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("incarnation", "ballot", "head", "step", "attempt")
+    __slots__ = ("incarnation", "ballot", "head", "step", "attempt", "amendment")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    AMENDMENT_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     ballot: Ballot
     head: str
     step: int
     attempt: int
-    def __init__(self, incarnation: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., head: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
+    amendment: int
+    def __init__(self, incarnation: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., head: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., amendment: _Optional[int] = ...) -> None: ...
 
 class Wish(_message.Message):
     __slots__ = ("member", "stage", "name", "address", "memory_bytes", "kept")
@@ -548,20 +556,22 @@ class ReducedReport(_message.Message):
     def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., stage: _Optional[int] = ..., digest: _Optional[str] = ..., squared_norm: _Optional[float] = ...) -> None: ...
 
 class Stalled(_message.Message):
-    __slots__ = ("ballot", "step", "attempt", "microbatch", "peer", "reason")
+    __slots__ = ("ballot", "step", "attempt", "microbatch", "peer", "reason", "unsent")
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     MICROBATCH_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    UNSENT_FIELD_NUMBER: _ClassVar[int]
     ballot: Ballot
     step: int
     attempt: int
     microbatch: int
     peer: str
     reason: str
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., microbatch: _Optional[int] = ..., peer: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    unsent: bool
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., microbatch: _Optional[int] = ..., peer: _Optional[str] = ..., reason: _Optional[str] = ..., unsent: _Optional[bool] = ...) -> None: ...
 
 class AppliedReport(_message.Message):
     __slots__ = ("ballot", "stage", "step", "state_id", "digest")
@@ -716,19 +726,23 @@ class Meeting(_message.Message):
     def __init__(self, word: _Optional[str] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., lineage: _Optional[str] = ..., step: _Optional[int] = ..., covers: _Optional[bool] = ..., voters: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., lossy_forks: _Optional[int] = ...) -> None: ...
 
 class SeatWork(_message.Message):
-    __slots__ = ("stage", "role", "generation", "microbatches")
+    __slots__ = ("stage", "role", "generation", "microbatches", "taken", "helped")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    HELPED_FIELD_NUMBER: _ClassVar[int]
     stage: int
     role: str
     generation: int
     microbatches: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, stage: _Optional[int] = ..., role: _Optional[str] = ..., generation: _Optional[int] = ..., microbatches: _Optional[_Iterable[int]] = ...) -> None: ...
+    taken: _containers.RepeatedScalarFieldContainer[int]
+    helped: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, stage: _Optional[int] = ..., role: _Optional[str] = ..., generation: _Optional[int] = ..., microbatches: _Optional[_Iterable[int]] = ..., taken: _Optional[_Iterable[int]] = ..., helped: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class OpenStep(_message.Message):
-    __slots__ = ("ballot", "step", "attempt", "parent", "seats", "routes", "contacts", "watch")
+    __slots__ = ("ballot", "step", "attempt", "parent", "seats", "routes", "contacts", "watch", "amendment", "again", "without")
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -737,6 +751,9 @@ class OpenStep(_message.Message):
     ROUTES_FIELD_NUMBER: _ClassVar[int]
     CONTACTS_FIELD_NUMBER: _ClassVar[int]
     WATCH_FIELD_NUMBER: _ClassVar[int]
+    AMENDMENT_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_FIELD_NUMBER: _ClassVar[int]
     ballot: Ballot
     step: int
     attempt: int
@@ -745,7 +762,50 @@ class OpenStep(_message.Message):
     routes: _containers.RepeatedCompositeFieldContainer[Route]
     contacts: _containers.RepeatedCompositeFieldContainer[Contact]
     watch: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., parent: _Optional[str] = ..., seats: _Optional[_Iterable[_Union[SeatWork, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., contacts: _Optional[_Iterable[_Union[Contact, _Mapping]]] = ..., watch: _Optional[_Iterable[str]] = ...) -> None: ...
+    amendment: int
+    again: _containers.RepeatedCompositeFieldContainer[Again]
+    without: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., parent: _Optional[str] = ..., seats: _Optional[_Iterable[_Union[SeatWork, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., contacts: _Optional[_Iterable[_Union[Contact, _Mapping]]] = ..., watch: _Optional[_Iterable[str]] = ..., amendment: _Optional[int] = ..., again: _Optional[_Iterable[_Union[Again, _Mapping]]] = ..., without: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Revoke(_message.Message):
+    __slots__ = ("ballot", "step", "attempt")
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    ballot: Ballot
+    step: int
+    attempt: int
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class Counted(_message.Message):
+    __slots__ = ("stage", "microbatches")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    microbatches: str
+    def __init__(self, stage: _Optional[int] = ..., microbatches: _Optional[str] = ...) -> None: ...
+
+class Again(_message.Message):
+    __slots__ = ("microbatch", "stages")
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    microbatch: int
+    stages: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, microbatch: _Optional[int] = ..., stages: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Revoked(_message.Message):
+    __slots__ = ("ballot", "step", "attempt", "amendment", "seats")
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    AMENDMENT_FIELD_NUMBER: _ClassVar[int]
+    SEATS_FIELD_NUMBER: _ClassVar[int]
+    ballot: Ballot
+    step: int
+    attempt: int
+    amendment: int
+    seats: _containers.RepeatedCompositeFieldContainer[Counted]
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., amendment: _Optional[int] = ..., seats: _Optional[_Iterable[_Union[Counted, _Mapping]]] = ...) -> None: ...
 
 class ReduceMember(_message.Message):
     __slots__ = ("member", "role", "microbatches", "address")

@@ -1,0 +1,42 @@
+"""S2 while work changes hands: what a coordinator tells its members of an attempt gives each microbatch of a stage to one of
+them, and nobody accumulates what it was not given."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from node.sim.machine import require
+from protocol.ids import Ballot, Member, PeerId
+from protocol.messages import OpenStep
+
+Number = tuple[Ballot, int, int, int]
+"""(ballot, step, attempt, amendment)"""
+Piece = tuple[int, int]
+"""(stage, microbatch)"""
+
+
+class Ownership:
+    """Raises `BrokenError`. What a coordinator tells itself is not seen: it says nothing to itself on the wire."""
+
+    def __init__(self) -> None:
+        self.num_amended = 0
+        self._owner: defaultdict[Number, dict[Piece, PeerId]] = defaultdict(dict)
+        self._given: defaultdict[tuple[PeerId, Ballot, int, int], set[Piece]] = defaultdict(set)
+
+    def told(self, peer: PeerId, step: OpenStep) -> None:
+        """A coordinator tells a member its work."""
+        number = (step.ballot, step.step, step.attempt, step.amendment)
+        owners, given = self._owner[number], self._given[peer, *number[:3]]
+        self.num_amended += step.amendment > 0
+        for work in step.seats:
+            for microbatch in (*work.microbatches, *work.taken):
+                piece = (work.stage, microbatch)
+                known = owners.setdefault(piece, peer)
+                require(known == peer, f"S2: {piece} belongs to {known} and to {peer} in {number}")
+                given.add(piece)
+
+    def accumulated(self, member: Member, ballot: Ballot, step: int, attempt: int, piece: Piece) -> None:
+        """A member says that it has accumulated a microbatch."""
+        given = self._given[member.peer, ballot, step, attempt]
+        fine = piece in given or member.peer == ballot.peer
+        require(fine, f"S2: {member} accumulates {piece} in attempt {attempt} at step {step}, and was given {sorted(given)}")

@@ -1,0 +1,537 @@
+"""Work that changes hands inside an attempt: each microbatch of a stage counts at one replica, whatever is lost and asked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.assignment import make_plan
+from protocol.commands import Command, Compute, Reduce, Release, SendMessage, SendPayload, Work
+from protocol.events import CommandFailed, ComputeDone, Reduced, Tick
+from protocol.ids import Member, bitmap
+from protocol.ledger import Ledger
+from protocol.messages import (
+    Goodbye,
+    Heartbeat,
+    Held,
+    Hop,
+    OpenStep,
+    PipeHeader,
+    Propose,
+    Route,
+    SeatWork,
+    Stalled,
+    StartReduce,
+    Suspect,
+    VoidStep,
+)
+from protocol.records import Commit, Roster, Seating, record_id
+from protocol.reroute import MAX_AMENDMENTS, answer_misfit, doubt, exclude, relieve, why_needed
+from protocol.revoking import Again, Counted, Revoke, Revoked
+from protocol.seat import Incoming, Seat, SeatPhase, SeatState
+from tests.tools.core import BALLOT, LEAD, Core, a_manifest, holders, notes, of, sent
+from tests.tools.lead import Lead, votes
+
+COUNTS = (1, 2, 3)
+MICROBATCHES = 7
+
+
+def name(stage: int, replica: int) -> str:
+    return f"s{stage}r{replica}"
+
+
+def a_ledger(counts: tuple[int, ...] = COUNTS, microbatches: int = MICROBATCHES) -> Ledger:
+    peers = [[name(stage, replica) for replica in range(n)] for stage, n in enumerate(counts)]
+    rows = [[Seating(stage, Member(peer, 1), "active") for peer in row] for stage, row in enumerate(peers)]
+    rows[0].append(Seating(0, Member(name(1, 0), 1), "passive"))
+    return Ledger(BALLOT, 1, 1, "parent", make_plan(microbatches, peers, swapped=False), rows, 8, 0.0)
+
+
+# ---- the ledger ----
+
+
+def check(book: Ledger) -> None:
+    """One owner for each piece, and each way leads over those that own or help, none of them given up."""
+    for stage, row in enumerate(book.seats):
+        peers = [s.member.peer for s in row if s.role == "active"]
+        owned = sorted(m for peer in peers for m in book.owned(stage, peer))
+        assert owned == list(range(len(book.plan.routes))), f"stage {stage}: {owned}"
+        for peer in peers:
+            assert all(book.plan.owner[stage][m] == peer for m in book.owned(stage, peer))
+    for route in book.plan.routes:
+        assert route.replay <= book.amendment
+        for stage, peer in {(hop.stage, hop.peer) for hop in route.hops}:
+            assert peer not in book.without
+            assert route.microbatch in (*book.owned(stage, peer), *book.helped.get((stage, peer), ()))
+
+
+@given(st.data())
+def test_each_piece_has_one_owner_whoever_is_given_up(data: st.DataObject) -> None:
+    book = a_ledger(data.draw(st.sampled_from([(1, 2, 3), (2, 4, 2), (1, 3, 3, 2)])))
+    check(book)
+    members = [s.member for row in book.seats for s in row]
+    for member in data.draw(st.lists(st.sampled_from(members), max_size=12)):
+        if member in book.excluded or why_needed(book, member):
+            continue
+        if data.draw(st.booleans()):
+            exclude(book, member, "lost")
+            assert not any(s.member == member for row in book.seats for s in row)
+        else:
+            doubt(book, member, "unreachable", 0.0)
+            stages = [
+                stage for stage, row in enumerate(book.seats) if any(s.member == member for s in row if s.role == "active")
+            ]
+            kept = [(s, data.draw(st.sets(st.sampled_from([0, *book.owned(s, member.peer)])))) for s in stages]
+            kept = [(s, ms & set(book.owned(s, member.peer))) for s, ms in kept]
+            told = Revoked(BALLOT, 1, 1, book.amendment, tuple(Counted(s, bitmap(ms)) for s, ms in kept))
+            assert answer_misfit(book, member, told) == ""
+            relieve(book, member, told)
+            assert all(set(book.owned(s, member.peer)) == ms for s, ms in kept)
+        check(book)
+    assert book.amendment <= MAX_AMENDMENTS
+
+
+def test_what_a_lost_replica_had_goes_through_the_pipe_again_and_what_a_living_one_keeps_does_not() -> None:
+    book, lost = a_ledger(), Member(name(2, 1), 1)
+    had = set(book.owned(2, lost.peer))
+    (note,) = exclude(book, lost, "lost")
+    assert book.again == dict.fromkeys(had, frozenset({2}))
+    assert note.fields["moved"] == bitmap(had)
+    assert {m for r in book.plan.routes if r.replay for m in [r.microbatch]} == had, "nobody else's work is touched"
+    book, lives = a_ledger(), Member(name(2, 1), 1)
+    doubt(book, lives, "x", 0.0)
+    relieve(book, lives, Revoked(BALLOT, 1, 1, 0, (Counted(2, bitmap(had)),)))
+    assert not book.again
+    assert set(book.owned(2, lives.peer)) == had
+    assert {r.microbatch for r in book.plan.routes if r.replay} == had, "they are led around it all the same"
+
+
+def test_who_is_needed_is_not_given_up() -> None:
+    book = a_ledger((1, 1, 2))
+    assert "admits" in why_needed(book, Member(name(0, 0), 1))
+    assert "nobody else" in why_needed(book, Member(name(1, 0), 1))
+    assert why_needed(book, Member(name(2, 0), 1)) == ""
+    doubt(book, Member(name(2, 1), 1), "x", 0.0)
+    assert "nobody else" in why_needed(book, Member(name(2, 0), 1)), "who is in doubt takes nothing over"
+    book = a_ledger()
+    book.started.add(0)
+    assert "has begun" in why_needed(book, Member(name(1, 0), 1)), "a passive replica belongs to the sum too"
+    book.started = {1}
+    assert why_needed(book, Member(name(2, 0), 1)) == ""
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Revoked(BALLOT, 1, 1, 1, (Counted(2, "0"),)),
+        Revoked(BALLOT, 1, 1, 0, ()),
+        Revoked(BALLOT, 1, 1, 0, (Counted(1, "0"),)),
+        Revoked(BALLOT, 1, 1, 0, (Counted(2, "7f"),)),
+    ],
+    ids=["of another amendment", "of no stage", "of another stage", "of what others own"],
+)
+def test_an_answer_that_does_not_fit_changes_nothing(answer: Revoked) -> None:
+    book, member = a_ledger(), Member(name(2, 1), 1)
+    doubt(book, member, "x", 0.0)
+    assert answer_misfit(book, member, answer)
+    assert answer_misfit(book, Member(name(2, 0), 1), Revoked(BALLOT, 1, 1, 0, (Counted(2, "0"),))), "nobody asked it"
+
+
+# ---- a block stage's seat ----
+
+
+class Bench:
+    """One seat of stage 1, its computations, and the balance of handles."""
+
+    def __init__(self, order: tuple[int, ...], **more: tuple[int, ...]) -> None:
+        self.seat = Seat(SeatState(1, "active", 0, "state"), "me", 4, 8)
+        self.seat.phase = SeatPhase.IDLE
+        self.work = SeatWork(1, "active", 0, order, **more)
+        self.computing: list[Compute] = []
+        self.accumulated: list[int] = []
+        self.sent: list[PipeHeader] = []
+        self.retained: set[int] = set()
+        self.held = 0
+        self._handles = count(1)
+        self.take_in(self.seat.open(OpenStep(BALLOT, 1, 1, "parent", (self.work,), (), (), ()), self.work, 0.0))
+
+    def take_in(self, commands: list[Command]) -> None:
+        self.held -= len(of(commands, Release))
+        self.computing += of(commands, Compute)
+        self.accumulated += [n["microbatch"] for n in notes(commands, "accumulated")]
+        self.sent += [c.header for c in of(commands, SendPayload)]
+
+    def arrive(self, kind: Any, microbatch: int, replay: int = 0, at: tuple[int, ...] | None = None) -> None:
+        route = Route(microbatch, (Hop(0, "zero"), Hop(1, "me"), Hop(2, f"two{replay}"), Hop(0, "zero")), replay)
+        self.held += 1
+        header = PipeHeader(BALLOT, 1, 1, "parent", kind, 1, route, at)
+        self.take_in(self.seat.take(Incoming(header, next(self._handles), "zero")))
+
+    def end(self) -> None:
+        """A computation ends, backward passes first, as on a device: they need what the forward pass before them left."""
+        self.computing.sort(key=lambda c: c.work.op != "backward")
+        work = self.computing.pop(0).work
+        if work.op == "forward":
+            self.retained.add(work.microbatch)
+        else:
+            self.retained.remove(work.microbatch)
+        self.held += 1
+        self.take_in(self.seat.computed(ComputeDone(work, next(self._handles), 8, 0.0, 0, 0.1), 1.0))
+
+    def amend(self, amendment: int, **more: tuple[int, ...]) -> None:
+        self.work = replace(self.work, **more)
+        step = OpenStep(BALLOT, 1, 1, "parent", (self.work,), (), (), (), amendment)
+        assert self.seat.misfit(self.work) == ""
+        self.take_in(self.seat.amend(step, self.work, 0.0))
+
+
+FACTS = [(kind, m, replay) for kind in ("forward", "backward") for m in range(4) for replay in (0, 1, 2)]
+
+
+@settings(max_examples=150)
+@given(st.lists(st.sampled_from([*FACTS, *FACTS, None, None]), max_size=60), st.data())
+def test_a_microbatch_is_accumulated_once_along_however_many_ways_it_comes(facts: list[Any], data: st.DataObject) -> None:
+    """Microbatches 0 and 1 are owned, 2 is taken over, 3 only helped; the newest way of each comes to its end at last."""
+    bench = Bench((1, 0))
+    bench.amend(1, taken=(2,), helped=(3,))
+    for fact in facts:
+        if fact is None:
+            if bench.computing:
+                bench.end()
+        else:
+            bench.arrive(*fact)
+    newest = {m: max([replay for fact in facts if fact for _, at, replay in [fact] if at == m], default=0) for m in range(4)}
+    for kind in ("forward", "backward"):
+        for microbatch in data.draw(st.permutations(range(4))):
+            bench.arrive(kind, microbatch, newest[microbatch] + 1)
+        while bench.computing:
+            bench.end()
+    assert sorted(bench.accumulated) == [0, 1, 2]
+    assert bench.accumulated.index(1) < bench.accumulated.index(0), "those from the start are in their order"
+    assert bench.seat.phase is SeatPhase.READY
+    assert bench.held == 0
+    assert bench.seat.attempt
+    gone_back = {h.route.microbatch for h in bench.sent if h.kind == "backward" and h.route.replay > newest[h.route.microbatch]}
+    assert gone_back == {0, 1, 2, 3}, "whoever is further on needs the gradient along the newest way"
+
+
+def test_a_seat_that_has_all_works_on_for_others() -> None:
+    bench = Bench((0,))
+    for kind in ("forward", "backward"):
+        bench.arrive(kind, 0)
+        bench.end()
+    assert bench.seat.phase is SeatPhase.READY
+    bench.seat.phase = SeatPhase.REDUCED
+    for kind in ("forward", "backward"):
+        bench.arrive(kind, 0, 1, (2,))
+        assert not bench.computing[0].work.accumulate
+        bench.end()
+    assert bench.sent[-1].accumulate_at == (2,)
+    assert bench.accumulated == [0]
+    bench.arrive("forward", 0, 2)
+    assert bench.held == 1
+    bench.take_in(bench.seat.begin_applying())
+    assert bench.held == 0, "what is still computed for others is given up with the step"
+
+
+def test_a_seat_that_is_told_of_more_work_is_not_ready_any_more() -> None:
+    bench = Bench((0,))
+    for kind in ("forward", "backward"):
+        bench.arrive(kind, 0)
+        bench.end()
+    bench.amend(1, taken=(2,))
+    assert bench.seat.phase is SeatPhase.WORKING
+    for kind in ("forward", "backward"):
+        bench.arrive(kind, 2, 1)
+        bench.end()
+    report = bench.seat.report()
+    assert report is not None
+    assert getattr(report, "microbatches", "") == "5"
+    bench.seat.phase = SeatPhase.REDUCING
+    assert "has begun" in bench.seat.misfit(replace(bench.work, taken=(2, 3)))
+    assert bench.seat.misfit(replace(bench.work, helped=(3,))) == ""
+    assert bench.seat.misfit(replace(bench.work, taken=())), "what is accumulated cannot be taken back"
+
+
+def test_who_is_revoked_keeps_what_is_begun_and_releases_the_rest() -> None:
+    bench = Bench((2, 0, 1))
+    for microbatch in (0, 1, 2):
+        bench.arrive("forward", microbatch)
+        bench.end()
+    bench.arrive("backward", 2)
+    bench.arrive("backward", 1)
+    assert [c.work.microbatch for c in bench.computing] == [2], "1 waits for its turn"
+    released, kept = bench.seat.revoke()
+    bench.take_in(released)
+    assert kept == Counted(1, bitmap([2]))
+    assert bench.held == 1
+    bench.arrive("backward", 0)
+    bench.arrive("forward", 1, 1)
+    assert bench.held == 1, "nothing more is taken"
+    assert bench.seat.revoke() == ([], kept), "asked twice, the same answer"
+    bench.end()
+    assert bench.seat.phase is SeatPhase.READY
+    assert getattr(bench.seat.report(), "microbatches", "") == bitmap([2])
+
+
+# ---- stage 0 ----
+
+
+def stage_0() -> tuple[Core, OpenStep]:
+    """The holder of stage 0 of two block stages with two replicas each, and its open step: two in flight."""
+    batch = {"microbatch_samples": 1, "global_samples": 4, "context_tokens": 8, "max_in_flight": 2}
+    manifest = a_manifest(batch=batch)
+    seats = [s for s in holders(manifest, 2) if s.member.peer != "p0.1"]
+    core = Core(manifest, LEAD.peer, seats)
+    core.open()
+    assert core.state.bench.open
+    return core, core.state.bench.open
+
+
+def finish(core: Core, commands: list[Command]) -> list[PipeHeader]:
+    """All that is computed ends; returns what is sent on."""
+    out, todo = list(commands), of(commands, Compute)
+    while todo:
+        work = todo.pop(0).work
+        makes = 0 if work.op == "embed_backward" else core.handle()
+        more = core.do(ComputeDone(work, makes, 8, 1.5, 8 if work.op == "head" else 0, 0.1))
+        out, todo = out + more, todo + of(more, Compute)
+    return [c.header for c in of(out, SendPayload)]
+
+
+def led_around(step: OpenStep, peer: str, other: str, amendment: int, *again: int) -> OpenStep:
+    def led(route: Route) -> Route:
+        hops = tuple(Hop(h.stage, other) if h.peer == peer else h for h in route.hops)
+        return route if hops == route.hops else Route(route.microbatch, hops, amendment)
+
+    lost = tuple(Again(m, (1,)) for m in again)
+    return replace(step, routes=tuple(led(r) for r in step.routes), amendment=amendment, again=lost, without=(peer,))
+
+
+def test_what_is_on_its_way_begins_again_at_once_and_what_came_back_when_there_is_room() -> None:
+    core, step = stage_0()
+    other = "p1.1" if core.route(0).hops[1].peer == "p1.0" else "p1.0"
+    seat = core.state.bench.seats[0]
+    assert seat.attempt
+    finish(core, [Compute(Work("embed", 0, 1, 1, m), 0, "") for m in (0, 1)])
+    for kind, hop in (("forward", 3), ("backward", 0)):
+        finish(core, core.arrive(core.header(kind, 0, hop)))
+    assert seat.attempt.accumulated == [0]
+    assert seat.attempt.loss_sum == 1.5
+    out = core.tell(led_around(step, core.route(0).hops[1].peer, other, 1, 0, 2))
+    assert [(c.work.microbatch, c.work.replay) for c in of(out, Compute)] == [(2, 1)], "0 came back, 1 is led another way"
+    assert finish(core, core.arrive(core.header("forward", 1, 3)))
+    finish(core, out)
+    assert finish(core, core.arrive(core.header("forward", 2, 3))) == [], "nothing comes along the old way any more"
+    (again,) = [h for h in finish(core, core.arrive(core.header("backward", 1, 0))) if h.route.microbatch == 0]
+    assert again.accumulate_at == (1,), "it is missing at the stage that lost it, and nowhere else"
+    assert again.route.hops[1].peer == other
+    for kind, hop in (("forward", 3), ("backward", 0)):
+        header = replace(core.header(kind, 0, hop), route=again.route, accumulate_at=(1,))
+        computed = core.arrive(header)
+        assert [c.work.accumulate for c in of(computed, Compute)] == [False]
+        finish(core, computed)
+    assert seat.attempt.accumulated == [0, 1]
+    assert seat.attempt.loss_sum == 3.0
+
+
+def test_payloads_of_an_amendment_that_is_not_known_yet_are_kept() -> None:
+    manifest = a_manifest()
+    core = Core(manifest, "p1.0", holders(manifest, 2))
+    core.open()
+    step = core.state.bench.open
+    assert step
+    taken = next(m for m in range(4) if core.route(m).hops[1].peer == "p1.1")
+    hops = tuple(Hop(1, "p1.0") if h.stage == 1 else h for h in core.route(taken).hops)
+    early = core.header("forward", taken, 1, route=Route(taken, hops, 1))
+    assert not of(core.arrive(early), Compute)
+    assert core.num_held == 1
+    work = replace(step.seats[0], taken=(taken,))
+    out = core.tell(replace(step, seats=(work,), amendment=1, without=("p1.1",)))
+    assert [c.work.microbatch for c in of(out, Compute)] == [taken]
+    assert not of(core.tell(replace(step, seats=(work,), amendment=1)), Compute), "the same amendment again"
+    assert sent(core.do(Tick(), 2.0), Heartbeat)[0].amendment == 1
+    late = CommandFailed(1, 1, 1, taken, "p1.1", "broken", unsent=True)
+    assert not sent(core.do(late), Stalled), "nothing goes there any more"
+    (stalled,) = sent(core.do(replace(late, peer="p2.0")), Stalled)
+    assert stalled.unsent
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seats": ()},
+        {"parent": "another"},
+        {"seats": (SeatWork(1, "active", 0, (0, 2), (2,)),)},
+        {"seats": (SeatWork(1, "active", 0, (0, 2), (99,)),)},
+        {"seats": (SeatWork(1, "passive", 0, ()),)},
+    ],
+    ids=["no seat", "another parent", "owned twice", "no microbatch", "another role"],
+)
+def test_an_amendment_that_does_not_fit_is_refused(changes: dict[str, Any]) -> None:
+    manifest = a_manifest()
+    core = Core(manifest, "p1.0", holders(manifest, 2))
+    core.open()
+    before = core.state.bench.open
+    assert before
+    out = core.tell(replace(before, amendment=1, **changes))
+    assert len(notes(out, "refused")) == 1
+    assert core.state.bench.open == before
+
+
+# ---- the coordinator ----
+
+
+def swarm() -> Lead:
+    """`lead` at stage 0, a and a2 at stage 1, b and b2 at stage 2."""
+    return Lead(others=("a", "b", "a2", "b2"))
+
+
+def amended(commands: list[Command]) -> dict[str, OpenStep]:
+    return {c.peer: c.message for c in commands if isinstance(c, SendMessage) and isinstance(c.message, OpenStep)}
+
+
+def test_a_lost_replica_is_done_without_inside_the_attempt() -> None:
+    c = swarm()
+    out = c.tell(Goodbye(Member("b2", 1), "gone"), "b2")
+    assert not sent(out, VoidStep)
+    assert not sent(out, Propose)
+    told = amended(out)
+    assert set(told) == {"a", "a2", "b"}
+    assert {step.amendment for step in told.values()} == {1}
+    (note,) = notes(out, "rerouted")
+    assert (note["stage"], note["peer"], note["excluded"]) == (2, "b2", True)
+    (work,) = told["b"].seats
+    assert bitmap([*work.microbatches, *work.taken]) == "f"
+    finish_step(c, ("a", 1), ("a2", 1), ("b", 2))
+    assert c.state.chain.step == 1
+    leaves = [s.member.peer for p in sent(c.all, Propose) if isinstance(p.record, Roster) for s in p.record.leaves]
+    assert set(leaves) == {"b2"}, "the roster follows the commit"
+
+
+def finish_step(c: Lead, *replicas: tuple[str, int]) -> list[Command]:
+    """Everybody on the attempt's roster sums, and the voters hold the commit."""
+    ledger = c.coordinator.ledger
+    out = finish_own(c)
+    for peer, stage in replicas:
+        out += c.ready(peer, stage, microbatches=bitmap(ledger.owned(stage, peer)))
+    for stage in (1, 2):
+        rows = [row.member.peer for s in sent(out, StartReduce) if s.stage == stage for row in s.members]
+        assert set(rows) == {peer for peer, at in replicas if at == stage}, "the sum is over those that are left"
+    for peer, stage in replicas:
+        out += c.reduced(peer, stage)
+    (commit,) = sent(out, Propose, "a")
+    assert isinstance(commit.record, Commit)
+    c.all = votes(c, out) + c.tell(Held(BALLOT, record_id(commit.record)), "b")
+    return out
+
+
+def finish_own(c: Lead) -> list[Command]:
+    """Stage 0 computes all that the newest ways ask for."""
+    out: list[Command] = []
+    ledger, last = c.coordinator.ledger, c.manifest.num_stages
+    for route in ledger.plan.routes:
+        way = route.microbatch, 0
+        c.do(
+            ComputeDone(
+                Work("embed", 0, ledger.step, ledger.attempt, *way[:1], replay=route.replay), c.handle(), 8, 0.0, 0, 0.1
+            )
+        )
+        for kind, hop in (("forward", last), ("backward", 0)):
+            header = replace(c.header(kind, route.microbatch, hop), route=route, attempt=ledger.attempt)
+            for compute in of(c.arrive(header), Compute):
+                tokens = c.manifest.batch.tokens_per_microbatch if compute.work.op == "head" else 0
+                handle = c.handle() if compute.work.op == "head" else 0
+                out += c.do(ComputeDone(compute.work, handle, 8, 2.0 if tokens else 0.0, tokens, 0.1))
+    for reduce in of(out, Reduce):
+        out += c.do(Reduced(0, reduce.step, reduce.attempt, "sum0", 1.0, 0.1))
+    return out
+
+
+def stalled(peer: str, **more: Any) -> Stalled:
+    return Stalled(BALLOT, 1, 1, 0, peer, "broken", **{"unsent": True, **more})
+
+
+def test_who_cannot_be_reached_is_asked_and_keeps_what_it_has() -> None:
+    c = swarm()
+    out = c.tell(stalled("b2"), "a")
+    assert sent(out, Revoke, "b2") == [Revoke(BALLOT, 1, 1)]
+    assert not sent(out, VoidStep)
+    assert not sent(c.tell(stalled("b2"), "a"), Revoke), "one question is enough"
+    had = c.coordinator.ledger.owned(2, "b2")
+    out = c.tell(Revoked(BALLOT, 1, 1, 0, (Counted(2, bitmap(had[:1])),)), "b2")
+    told = amended(out)
+    assert told["b2"].seats[0].microbatches == had[:1]
+    assert set(told["b"].seats[0].taken) == set(had[1:])
+    assert told["b"].seats[0].helped == had[:1], "it goes on another way, and counts where it is"
+    assert all(step.without == ("b2",) for step in told.values())
+    assert not sent(c.tell(stalled("b2"), "a"), VoidStep), "a late complaint"
+    finish_step(c, ("a", 1), ("a2", 1), ("b", 2), ("b2", 2))
+    assert c.state.chain.step == 1
+    assert not [p for p in sent(c.all, Propose) if isinstance(p.record, Roster)], "everybody stays"
+
+
+def test_who_does_not_answer_is_done_without() -> None:
+    c = swarm()
+    c.tell(stalled("b2"), "a")
+    out = c.pass_time(1.5)
+    assert sent(out, Revoke, "b2"), "asked again"
+    out = c.pass_time(2.0)
+    assert [n["excluded"] for n in notes(out, "rerouted")] == [True]
+    out = c.tell(replace(stalled("x"), unsent=False), "b2") + c.ready("b2", 2, microbatches="f")
+    assert not sent(out, VoidStep), "nobody listens to it any more in this attempt"
+    assert not notes(out, "refused")
+    beat = Heartbeat(1, BALLOT, c.state.chain.head, 1, 1)
+    assert not sent(c.tell(beat, "b2", after_s=5.0), OpenStep)
+    assert sent(c.tell(beat, "b"), OpenStep, "b"), "who does not know the amendment is told again"
+
+
+def test_where_one_end_of_a_link_is_needed_the_other_one_gives_way() -> None:
+    c = Lead(others=("a", "b", "a2"))
+    out = c.tell(stalled("b"), "a")
+    assert sent(out, Revoke, "a"), "b alone holds its stage"
+    c = Lead(others=("a", "b"))
+    assert sent(c.tell(stalled("b"), "a"), VoidStep), "both do"
+    c = swarm()
+    assert sent(c.tell(stalled("b2", unsent=False), "a"), VoidStep), "a bad tensor is worse"
+
+
+def test_a_neighbour_that_does_not_hear_the_next_one_is_enough() -> None:
+    c = swarm()
+    far = next(p for p in ("a", "a2") if p not in c.coordinator.ledger.plan.neighbours("b2"))
+    near = "a2" if far == "a" else "a"
+    assert not sent(c.tell(Suspect(Member("b2", 1), "x"), far), Revoke)
+    assert sent(c.tell(Suspect(Member("b2", 1), "x"), near), Revoke, "b2")
+
+
+def test_while_somebody_is_silent_an_overdue_microbatch_waits_for_what_comes_of_that() -> None:
+    c = swarm()
+    c.pass_time(2.0, silent=("b2",))
+    late = stalled("", unsent=False)
+    assert not sent(c.tell(late, LEAD.peer), VoidStep)
+    c.beats(0.1)
+    assert sent(c.tell(late, LEAD.peer), VoidStep), "it is heard again: the attempt is at fault"
+
+
+def test_what_is_lost_while_its_stage_sums_voids_the_attempt() -> None:
+    c = swarm()
+    for peer in ("b", "b2"):
+        out = c.ready(peer, 2)
+    assert sent(out, StartReduce)
+    out = c.tell(Goodbye(Member("b2", 1), "gone"), "b2")
+    assert sent(out, VoidStep)
+    assert [s.member.peer for s in sent(out, Propose)[0].record.leaves] == ["b2"]
+
+
+def test_one_loss_after_another_leaves_one_replica_and_then_voids() -> None:
+    c = Lead(others=("a", "b", "a2", "b2", "a3", "b3"))
+    assert not sent(c.tell(Goodbye(Member("b2", 1), "gone"), "b2"), VoidStep)
+    assert not sent(c.tell(Goodbye(Member("b3", 1), "gone"), "b3"), VoidStep)
+    ledger = c.coordinator.ledger
+    assert bitmap(ledger.owned(2, "b")) == "f"
+    assert sent(c.tell(Goodbye(Member("b", 1), "gone"), "b"), VoidStep)

@@ -227,6 +227,8 @@ class Metrics:
                 self._observe_recovery(fields)
             case "validation":
                 self._validation.set(float(fields.get("value", math.nan)))
+            case "rerouted":
+                self._notes[type_].inc(sum(len(members_of(bits)) for bits in fields.get("to", {}).values()))
             case _ if type_ in self._notes:
                 self._notes[type_].inc()
 

@@ -168,7 +168,9 @@ class Rerouting:
         """Nothing passes between two neighbours on the way, and both live."""
         place, now = self.watch.place, self.world.now
         near = stage - 1 if stage > 1 else 0
-        one, other = self.rng.choice(place.active(stage)), self.rng.choice(place.active(near))
+        row, next_to_it = place.active(stage), place.active(near)
+        rank = self.rng.randrange(len(row))
+        one, other = row[rank], next_to_it[rank % len(next_to_it)]
         self.faults.cut((one.peer, other.peer), (now, now + 4.0 * self.manifest.timing.lapse_s))
         if self.fault == "cut, then lost":
             before = self.watch.num_checked["relieved"]

@@ -152,6 +152,10 @@ class Recorder:
         return commands
 
 
+SEEDS = (0, 1, 2, 22)
+"""In the last one a replica of a stage that has another cannot be reached in the middle of a step."""
+
+
 def test_simulated_swarms_keep_the_contract(tmp_path: Path) -> None:
     """Every note and status of a few whole runs with a fault each."""
     log = EventLog.open(tmp_path / "events.jsonl", StepClock())
@@ -162,7 +166,7 @@ def test_simulated_swarms_keep_the_contract(tmp_path: Path) -> None:
         assert isinstance(state, NodeState)
         return Recorder(state, log, told)
 
-    for seed in range(3):
+    for seed in SEEDS:
         Trial(make_scenario(seed), make_state).run()
     log.close()
     events = read_events(tmp_path / "events.jsonl")
@@ -170,7 +174,7 @@ def test_simulated_swarms_keep_the_contract(tmp_path: Path) -> None:
     wrong |= {line for status in told for line in violations("status", status)}
     assert not wrong, "\n".join(sorted(wrong)[:20])
     seen = {event["type"] for event in events}
-    assert seen >= {"accumulated", "reduced", "committed", "loss", "decided", "joined", "granted"}, seen
+    assert seen >= {"accumulated", "reduced", "committed", "loss", "decided", "joined", "granted", "rerouted"}, seen
 
 
 def test_rungs_have_one_vocabulary() -> None:

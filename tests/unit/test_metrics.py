@@ -122,6 +122,8 @@ def test_notes_of_trouble_are_counted(metrics: Metrics) -> None:
         metrics.observe_command(Note(name, {"step": 3}))
     assert value(metrics, "regrow_voids_total") == 1
     assert value(metrics, "regrow_losses_total") == 2
+    metrics.observe_command(Note("rerouted", {"stage": 1, "to": {"a": "5", "b": "2"}}))
+    assert value(metrics, "regrow_reroutes_total") == 3, "microbatches"
 
 
 def test_recoveries_count_by_rung_with_the_parts_of_their_time(metrics: Metrics) -> None:

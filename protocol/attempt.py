@@ -21,6 +21,8 @@ class Incoming:
     header: PipeHeader
     handle: int
     peer: PeerId
+    accumulate: bool = False
+    """Once it is computed on: whether it enters the seat's gradient."""
 
 
 @dataclass(slots=True)

@@ -210,7 +210,7 @@ class Seat:
     def _start(self, op: str, incoming: Incoming, accumulate: bool) -> list[Command]:
         attempt, header = self._open(), incoming.header
         microbatch, way = header.route.microbatch, header.route.replay
-        attempt.computing[op, microbatch, way] = incoming
+        attempt.computing[op, microbatch, way] = replace(incoming, accumulate=accumulate)
         if accumulate and op in ("head", "backward", "embed_backward"):
             attempt.counted.add((op, microbatch))
         work = Work(
@@ -235,11 +235,11 @@ class Seat:
         out += self._pass_on(done, incoming.header)
         if work.op in ("embed", "forward"):
             attempt.went_on[work.microbatch] = max(work.replay, attempt.went_on.get(work.microbatch, 0))
-        if work.op == "head" and work.accumulate:
+        if work.op == "head" and incoming.accumulate:
             attempt.loss_sum += done.loss_sum
             attempt.tokens += done.tokens
         if work.op in ("backward", "embed_backward"):
-            out += self._came_back(incoming.header, work.accumulate, now)
+            out += self._came_back(incoming.header, incoming.accumulate, now)
         return out
 
     def _wanted(self, header: PipeHeader) -> bool:

@@ -164,7 +164,9 @@ class NodeState:
                 self._messages[type(message)](peer, incarnation, message, now)
                 self._drain_bench(now)
             self._emit(self.takeover.take())
-            if self.takeover.won:
+            if self.takeover.won and self.bench.lacks(self.config.member):
+                self.takeover.stand_back(now)
+            elif self.takeover.won:
                 self._lead(now)
             if self.coordinator and not self._exiting:
                 self.coordinator.advance(now)
@@ -383,7 +385,8 @@ class NodeState:
             self.coordinator.on_tick(now, beats)
         self._watch.expire(now)
         self.bench.check_deadline(now)
-        if self._is_seated(self._me, self.config.member.incarnation) and self.chain.step < self._manifest.last_step:
+        seated = self._is_seated(self._me, self.config.member.incarnation) and not self.bench.lacks(self.config.member)
+        if seated and self.chain.step < self._manifest.last_step:
             self.takeover.on_tick(now, self.coordinator.stuck_since if self.coordinator else None)
             self._abdicate()
         self._check_departure(now)
@@ -405,8 +408,8 @@ class NodeState:
                 self._send(peer, beat)
         if self.departure.is_on:
             self._send(self.leader.peer, self.departure.leave())
-        mine = [s.stage for s in self.chain.seatings if s.member == self.config.member]
-        if any(stage not in self.bench.seats for stage in mine):
+        mine = self._is_seated(self._me, self.config.member.incarnation)
+        if self.bench.lacks(self.config.member):
             self._send(self.leader.peer, Goodbye(self.config.member, "its seat is lost"))
         elif (not mine and not self.departure.is_on) or (mine and self._told != self.ballot):
             c, self._told = self.config, self.ballot

@@ -356,6 +356,11 @@ class Takeover:
         self.candidate, self.won, self.leading, self._gone_at = None, candidate, True, None
         self.roll.end()
 
+    def stand_back(self, now: float) -> None:
+        """The role was won, and this node is not to have it: those that promised follow the next one that asks."""
+        self.won, self.leading = None, False
+        self._not_before = now + PATIENCE_HEARTBEATS * self._beat_s
+
     def _decide(self, proposal: Proposal, now: float) -> None:
         self._has_decided = True
         if isinstance(proposal.record, Commit):

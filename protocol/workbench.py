@@ -34,7 +34,7 @@ from protocol.events import (
     Reduced,
     SeatCreated,
 )
-from protocol.ids import ATTEMPTS_PER_TERM, NO_BALLOT, Ballot, PeerId, bitmap
+from protocol.ids import ATTEMPTS_PER_TERM, NO_BALLOT, Ballot, Member, PeerId, bitmap
 from protocol.ledger import norms_agree
 from protocol.manifest import Manifest
 from protocol.messages import (
@@ -115,6 +115,11 @@ class Workbench:
         return all(seat.settled for seat in self.seats.values() if seat.state.role != "learner")
 
     # ---- seats ----
+
+    def lacks(self, member: Member) -> bool:
+        """Is this node, the member, on the roster with a stage whose state it does not have? It leaves as soon as it is heard,
+        and leads nobody."""
+        return any(s.member == member and s.stage not in self.seats for s in self._chain.seatings)
 
     def roster_changed(self, now: float) -> None:
         """The roster is another: gradients are kept for learners, and what waits may be possible now."""

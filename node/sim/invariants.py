@@ -143,7 +143,8 @@ class Invariants:
         tag, self._grown = self._grown, None
         count, stage0 = self._payloads[tag], max(1, len(self.place.active(0)))
         self.most_payloads = max(self.most_payloads, count)
-        bound = 2 * self._manifest.max_in_flight * stage0 * (1 + len(self.forks))
+        ways = 1 + self.owners.amendments[tag]  # what is led around somebody may still be on its old way, up to the next node
+        bound = 2 * self._manifest.max_in_flight * stage0 * (1 + len(self.forks)) * ways
         require(count <= bound, f"{count} payloads of {tag} at once; the schedule allows {bound}")
 
     def payload(self, node: SimNode, handle: int, tag: Key) -> None:

@@ -3,7 +3,7 @@ them, and nobody accumulates what it was not given."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from node.sim.machine import require
 from protocol.ids import Ballot, Member, PeerId
@@ -19,7 +19,8 @@ class Ownership:
     """Raises `BrokenError`. What a coordinator tells itself is not seen: it says nothing to itself on the wire."""
 
     def __init__(self) -> None:
-        self.num_amended = 0
+        self.amendments: Counter[tuple[int, int]] = Counter()
+        """The newest of each (step, attempt)."""
         self._owner: defaultdict[Number, dict[Piece, PeerId]] = defaultdict(dict)
         self._given: defaultdict[tuple[PeerId, Ballot, int, int], set[Piece]] = defaultdict(set)
 
@@ -27,7 +28,7 @@ class Ownership:
         """A coordinator tells a member its work."""
         number = (step.ballot, step.step, step.attempt, step.amendment)
         owners, given = self._owner[number], self._given[peer, *number[:3]]
-        self.num_amended += step.amendment > 0
+        self.amendments[number[1:3]] = max(step.amendment, self.amendments[number[1:3]])
         for work in step.seats:
             for microbatch in (*work.microbatches, *work.taken):
                 piece = (work.stage, microbatch)

@@ -24,7 +24,7 @@ from protocol.messages import (
     Standing,
     VoidStep,
 )
-from protocol.records import Record, Roster, Seating, record_id
+from protocol.records import Commit, Record, Roster, Seating, StageResult, record_id
 from protocol.takeover import ranks
 from tests.tools.core import BALLOT, LEAD, Core, a_manifest, holders, notes, of, says, sent
 
@@ -194,6 +194,33 @@ def test_a_voter_stands_and_leads_with_a_quorum() -> None:
     opened = sent(out, OpenStep)
     assert opened
     assert opened[0].attempt == 1001, "above all that the one before may have opened"
+
+
+def a_commit(c: Voter) -> Commit:
+    results = tuple(StageResult(stage, "sum", 1.0, "c") for stage in range(c.manifest.num_stages))
+    return Commit(c.state.chain.head, 1, 1, results, 8.0, c.manifest.batch.tokens_per_step)
+
+
+def test_who_lacks_the_state_of_its_seat_leads_nobody() -> None:
+    """It was excluded from an attempt that was committed, and is on the roster until the next one."""
+    c = Voter()
+    c.decide(a_commit(c))
+    assert not c.state.bench.seats
+    assert not sent(c.pass_time(10), Prepare), "it does not stand"
+    assert sent(c.prepare(), Promise), "but it votes"
+
+
+def test_a_candidate_that_learns_that_it_missed_a_commit_stands_back() -> None:
+    c = Voter()
+    asked = sent(c.pass_time(4.5), Prepare, "p2.0")[-1]
+    commit = a_commit(c)
+    told = Promise(asked.ballot, record_id(commit), (), (Proposed(BALLOT, commit, ()),))
+    out = c.tell(told, "p2.0")
+    assert c.state.chain.step == 1
+    assert c.state.coordinator is None
+    assert not sent(out, Propose)
+    assert not sent(c.pass_time(10), Prepare)
+    assert sent(c.prepare(term=asked.ballot.term + 1), Promise), "the next one may"
 
 
 def test_an_order_outlives_the_coordinator_that_took_it_whatever_was_said_last() -> None:

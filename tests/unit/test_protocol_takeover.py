@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from protocol.acceptor import Acceptor
@@ -215,7 +216,7 @@ def test_a_candidate_that_learns_that_it_missed_a_commit_stands_back() -> None:
     asked = sent(c.pass_time(4.5), Prepare, "p2.0")[-1]
     commit = a_commit(c)
     told = Promise(asked.ballot, record_id(commit), (), (Proposed(BALLOT, commit, ()),))
-    out = c.tell(told, "p2.0")
+    out = c.tell(told, "p2.0") + c.tell(replace(told, decided=()), "lead")
     assert c.state.chain.step == 1
     assert c.state.coordinator is None
     assert not sent(out, Propose)

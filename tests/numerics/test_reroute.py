@@ -60,7 +60,7 @@ def cut_off(swarm: MemorySwarm, node: SimNode) -> None:
     for other in swarm.nodes:
         if other.state.config.wished_stage == STAGE + 1:
             ends = (frozenset({x.state.config.member.peer}) for x in (node, other))
-            swarm.weather.cuts.append(Cut(*ends, now, now + 20.0))
+            swarm.weather.cuts.append(Cut(*ends, now, now + 60.0))
 
 
 def run(manifest: Manifest, fault: Fault) -> tuple[Trajectory, list[SimNode]]:

@@ -420,7 +420,7 @@ class Coordinator:
             self.has_left = self._me in {seating.member for seating in proposal.record.leaves}
         if isinstance(proposal.record, Commit):
             for member, why in self.ledger.excluded.items() if self.ledger else ():
-                self._losses.drop(member, f"step {proposal.record.step} was committed without it: {why}")
+                self._losses.drop(member, f"{why}; step {proposal.record.step} was committed without it")
             self.ledger, self._attempt, self._voids, self._void_reason = None, self._first_attempt, 0, ""
             self._out += self.recovery.stopwatch.committed(now)
         for peer in dict.fromkeys([*before, *joined]):

@@ -309,7 +309,7 @@ class Workbench:
         stage = seat.state.stage
         self.custody.set_aside(seat)
         self._out.append(Note("left", {"stage": stage, "reason": f"missed the commit of step {commit.step}"}))
-        self._out.append(Say(f"stage {stage} missed the commit of step {commit.step} here and is out of the run"))
+        self._out.append(Say(f"stage {stage} missed step {commit.step} here: the roster goes on without this node"))
 
     def applied(self, event: Applied, now: float) -> None:
         """The update is in the weights."""

@@ -50,7 +50,8 @@ def test_losses_one_after_the_other(tmp_path: Path) -> None:
         committed = [event for event in made.events(first, "committed") if event["stage"] == 0]
         assert end_all_at_once([first, one0, one1]) == [0, 0, 0]
         assert_all_counted_once(made)
-        print(f"{len(committed)} steps; voided:", *[event["reason"] for event in made.events(first, "voided")], sep="\n  ")
+        disturbed = [f"{event['type']}: {event['reason']}" for event in made.events(first, "voided", "rerouted")]
+        print(f"{len(committed)} steps", *disturbed, sep="\n  ")
 
 
 def test_coordinator_frozen_and_killed(tmp_path: Path) -> None:

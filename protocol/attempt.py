@@ -55,6 +55,8 @@ class Attempt:
     loss_sum: float = 0.0
     tokens: int = 0
     busy_s: float = 0.0
+    summed: dict[PeerId, str] = field(default_factory=dict)
+    """Who brings which microbatches (bitmap) into the stage's sum, once that has begun."""
     reduced: Reduced | None = None
 
     @property

@@ -291,6 +291,10 @@ class Chain:
         """The incarnation of `peer` that is on the roster."""
         return self._members.get(peer)
 
+    def is_seated(self, member: Member) -> bool:
+        """Is this life of the peer on the roster?"""
+        return self._members.get(member.peer) == member
+
     def is_active(self, stage: int, peer: PeerId) -> bool:
         """Is the peer an active replica of the stage?"""
         return (stage, peer) in self._active

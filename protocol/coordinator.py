@@ -11,16 +11,14 @@ from protocol.assignment import make_plan
 from protocol.chain import Chain, choose_voters
 from protocol.commands import Command, Introduce, Note, SendMessage
 from protocol.detours import Detours
-from protocol.fork import is_left_behind
 from protocol.herald import Herald
 from protocol.ids import ATTEMPTS_PER_TERM, Ballot, Member, PeerId, RecordId
-from protocol.ledger import Ledger, contacts_of
+from protocol.ledger import Ledger
 from protocol.losses import Losses, promotions
 from protocol.manifest import Manifest
 from protocol.membership import Membership
 from protocol.messages import (
     AppliedReport,
-    Decide,
     Evaluated,
     Heartbeat,
     Held,
@@ -43,6 +41,7 @@ from protocol.records import Commit, Record, Roster, Share
 from protocol.recovery import Recovery
 from protocol.revoking import Revoked
 from protocol.takeover import Succession
+from protocol.teller import Teller
 from protocol.view import View
 
 RESEND_HEARTBEATS = 2.0
@@ -61,6 +60,7 @@ class Coordinator:
         self.recovery = Recovery(manifest, me, chain, view, self.members)
         self.herald = Herald(ballot, chain, manifest.timing.heartbeat_s, orders)
         self.addresses: dict[PeerId, str] = {}
+        self._teller = Teller(ballot, me.peer, chain, self.addresses)
         self.ledger: Ledger | None = None
         self.lacks = ""
         self._manifest, self._me, self._chain, self._view = manifest, me, chain, view
@@ -146,7 +146,7 @@ class Coordinator:
             self.herald.tell(peer)
         if beat.head != self._chain.head:
             self._told_at[peer] = now
-            self.send_records(heard, beat.head)
+            self._out += self._teller.lacking(heard, beat.head)
         if member is None or self._proposal is not None:
             return
         if ledger and (not ledger.names(beat.step, beat.attempt) or beat.amendment < ledger.amendment):
@@ -187,7 +187,7 @@ class Coordinator:
         """A peer lacks what came after `head`; it is answered once per heartbeat."""
         if now - self._asked_at.get(wants.peer, -1e9) >= self._manifest.timing.heartbeat_s:
             self._asked_at[wants.peer] = now
-            self.send_records(wants, head)
+            self._out += self._teller.lacking(wants, head)
 
     def on_stalled(self, ledger: Ledger, member: Member, message: Stalled, now: float) -> None:
         """A seat cannot finish the attempt as it is."""
@@ -424,28 +424,7 @@ class Coordinator:
             self.ledger, self._attempt, self._voids, self._void_reason = None, self._first_attempt, 0, ""
             self._out += self.recovery.stopwatch.committed(now)
         for peer in dict.fromkeys([*before, *joined]):
-            self._send_decide(peer, proposal.record, proposal.shares)
-
-    def _send_decide(self, peer: PeerId, record: Record, shares: tuple[Share, ...]) -> None:
-        """With the shares that concern the peer; who is not on the roster (any more) may have had a part in any. Voters keep
-        all of them, for those that ask for the record later."""
-        mine = {s.stage for s in self._chain.seatings if s.member.peer == peer}
-        voters = {self._me.peer, *(v.peer for v in self._chain.voters)}
-        kept = shares if peer in voters or not mine else tuple(s for s in shares if s.stage in mine)
-        seated = [] if isinstance(record, Commit) else [s.member.peer for s in record.joins]
-        self._send(peer, Decide(self.ballot, record, kept, contacts_of(list(dict.fromkeys(seated)), self.addresses)))
-
-    def send_records(self, to: Member, head: RecordId) -> None:
-        """Send what was decided after `head`; where this node has not got all of it any more, where the chain stands. Whoever
-        was left behind is told nothing."""
-        peer, after = to.peer, self._chain.after(head)
-        if is_left_behind(to, head, self._chain):
-            return
-        if after is None and peer in self._chain.seen:
-            contacts = contacts_of([m.peer for m in self._chain.members()], self.addresses)
-            self._send(peer, self._chain.summary(self.ballot, contacts))
-        for decided in after or ():
-            self._send_decide(peer, decided.record, decided.shares)
+            self._out.append(self._teller.decision(peer, proposal.record, proposal.shares))
 
     # ---- steps ----
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from protocol.acceptor import Acceptor
 from protocol.chain import Chain
 from protocol.ids import NO_BALLOT, Ballot, Member, PeerId
+from protocol.messages import Heartbeat
 
 MAX_TERM_AHEAD = 1 << 20
 """A ballot further ahead than this is no honest one: terms grow by one."""
@@ -18,13 +19,14 @@ class Leader:
     def __init__(self, acceptor: Acceptor, chain: Chain, founder: Member | None) -> None:
         self.peer: PeerId = founder.peer if founder else ""
         self.ballot: Ballot = Ballot(1, founder.peer) if founder else NO_BALLOT
-        self.restarted = False
+        self.retired = ""
+        """Why it leads no more though it lives; '' if it may lead."""
         self._incarnation = founder.incarnation if founder else None
         self._acceptor, self._chain = acceptor, chain
 
     def learn(self, peer: PeerId) -> None:
         """The directory names `peer`."""
-        self.peer, self.ballot, self._incarnation, self.restarted = peer, NO_BALLOT, None, False
+        self.peer, self.ballot, self._incarnation, self.retired = peer, NO_BALLOT, None, ""
 
     def heard(self, peer: PeerId, incarnation: int) -> None:
         """`peer` said something, in this incarnation."""
@@ -32,7 +34,14 @@ class Leader:
             return
         if self._incarnation is None:
             self._incarnation = incarnation
-        self.restarted |= incarnation > self._incarnation
+        if incarnation > self._incarnation:
+            self.retired = "was restarted"
+
+    def beats(self, peer: PeerId, beat: Heartbeat) -> None:
+        """`peer` says where it stands. It may have been followed as a candidate, for a record that it found and decided, and
+        have lost its own seat by that. What it said before it stood has a lower ballot."""
+        if peer == self.peer and beat.aside and beat.ballot >= self.ballot:
+            self.retired = "has stepped aside"
 
     def speaks(self, peer: PeerId, incarnation: int, ballot: Ballot) -> bool:
         """Is this the coordinator, with the highest ballot that was seen here?"""
@@ -41,7 +50,7 @@ class Leader:
         if not self._acceptor.follow(ballot):
             return False
         if ballot > self.ballot:
-            self.peer, self.ballot, self._incarnation, self.restarted = peer, ballot, incarnation, False
+            self.peer, self.ballot, self._incarnation, self.retired = peer, ballot, incarnation, ""
         return incarnation == self._incarnation
 
     def _succeeds(self, member: Member, ballot: Ballot) -> bool:

@@ -60,6 +60,8 @@ class Heartbeat:
     attempt: int
     amendment: int = 0
     """Of the attempt, the newest that I know."""
+    aside: bool = False
+    """I lead nobody and shall not stand for it: who takes me for the coordinator waits in vain."""
 
 
 @dataclass(frozen=True, slots=True)

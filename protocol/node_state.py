@@ -164,7 +164,7 @@ class NodeState:
                 self._messages[type(message)](peer, incarnation, message, now)
                 self._drain_bench(now)
             self._emit(self.takeover.take())
-            if self.takeover.won and self.bench.lacks(self.config.member):
+            if self.takeover.won and not self._may_lead:
                 self.takeover.stand_back(now)
             elif self.takeover.won:
                 self._lead(now)
@@ -208,8 +208,7 @@ class NodeState:
 
     def _on_leases(self, event: LeasesSeen, now: float) -> None:
         self.bench.introduce([*event.others, *([event.coordinator] if event.coordinator else [])])
-        seated = self.chain.member_of(self._me) == self.config.member
-        gone = not seated and self.coordinator is None and self.view.lapsed(self.leader.peer, now)
+        gone = not self.chain.is_seated(self.config.member) and self.coordinator is None and self.takeover.is_gone(now)
         if event.coordinator and (not self.leader.peer or (gone and event.coordinator.peer != self.leader.peer)):
             self.leader.learn(event.coordinator.peer)
             self.bench.leader = self.leader.peer
@@ -266,11 +265,14 @@ class NodeState:
         self._out.append(PublishLease(tuple(sorted(self.bench.seats)), self.ballot.term, self.coordinator is not None))
 
     def _on_prepare(self, peer: PeerId, incarnation: int, message: Prepare, now: float) -> None:
-        if not self.takeover.on_prepare(Member(peer, incarnation), message, now) and self._is_seated(peer, incarnation):
+        if not self.takeover.on_prepare(Member(peer, incarnation), message, now) and self.chain.is_seated(
+            Member(peer, incarnation)
+        ):
             self._send(peer, self._beat())
 
     def _on_heartbeat(self, peer: PeerId, incarnation: int, beat: Heartbeat, now: float) -> None:
-        if self._is_seated(peer, incarnation):
+        self.leader.beats(peer, beat)
+        if self.chain.is_seated(Member(peer, incarnation)):
             self.takeover.saw(beat.ballot, now)
             self.view.news[peer] = PeerNews(incarnation, beat.ballot, beat.head, beat.step, beat.attempt, now)
             if peer not in self._watch and peer != self.leader.peer and self.coordinator is None:
@@ -283,9 +285,10 @@ class NodeState:
 
     def _beat(self) -> Heartbeat:
         o = self.bench.open
-        where = (o.step, o.attempt, o.amendment) if o else (0, 0)
+        where = (o.step, o.attempt, o.amendment) if o else (0, 0, 0)
         ballot = max(self.ballot, self.acceptor.promised, self.acceptor.floor)
-        return Heartbeat(self.config.member.incarnation, ballot, self.chain.head, *where)
+        leads = self.coordinator or self.takeover.candidate or (self._may_lead and self.config.member in self.chain.voters)
+        return Heartbeat(self.config.member.incarnation, ballot, self.chain.head, *where, aside=not leads)
 
     def _on_probe(self, peer: PeerId, _: int, message: Probe, now: float) -> None:
         if message.member.peer != self._me:
@@ -347,8 +350,9 @@ class NodeState:
         elif peer == self.leader.peer:
             self.view.expect(peer, now - 2 * self._manifest.timing.lapse_s)
 
-    def _is_seated(self, peer: PeerId, incarnation: int) -> bool:
-        return self.chain.member_of(peer) == Member(peer, incarnation)
+    @property
+    def _may_lead(self) -> bool:
+        return self.chain.is_seated(self.config.member) and not self.bench.lacks(self.config.member)
 
     def _on_order(self, peer: PeerId, _: int, message: Order, now: float) -> None:
         if not self.orders.take(message):
@@ -385,8 +389,7 @@ class NodeState:
             self.coordinator.on_tick(now, beats)
         self._watch.expire(now)
         self.bench.check_deadline(now)
-        seated = self._is_seated(self._me, self.config.member.incarnation) and not self.bench.lacks(self.config.member)
-        if seated and self.chain.step < self._manifest.last_step:
+        if self._may_lead and self.chain.step < self._manifest.last_step:
             self.takeover.on_tick(now, self.coordinator.stuck_since if self.coordinator else None)
             self._abdicate()
         self._check_departure(now)
@@ -408,7 +411,7 @@ class NodeState:
                 self._send(peer, beat)
         if self.departure.is_on:
             self._send(self.leader.peer, self.departure.leave())
-        mine = self._is_seated(self._me, self.config.member.incarnation)
+        mine = self.chain.is_seated(self.config.member)
         if self.bench.lacks(self.config.member):
             self._send(self.leader.peer, Goodbye(self.config.member, "its seat is lost"))
         elif (not mine and not self.departure.is_on) or (mine and self._told != self.ballot):
@@ -441,8 +444,7 @@ class NodeState:
     # ---- the end ----
 
     def _on_standing(self, peer: PeerId, _: int, message: Standing, now: float) -> None:
-        seated = self._is_seated(self._me, self.config.member.incarnation)
-        self._out += self.outlook.told(message, seated or not self.chain.step)
+        self._out += self.outlook.told(message, self.chain.is_seated(self.config.member) or not self.chain.step)
         self.orders.take(message.order)
         if newer := self.orders.unknown_to(message.order):
             self._send(peer, newer)
@@ -462,9 +464,7 @@ class NodeState:
 
     def _hears_anybody(self) -> bool:
         """Is anybody else on the roster known to live? Of those that said goodbye nothing is expected any more."""
-        known = set(self.view.known())
-        others = (m.peer for m in self.chain.members() if m != self.config.member)
-        return any(peer in known and not self.view.lapsed(peer, self._now) for peer in others)
+        return self.view.hears((m.peer for m in self.chain.members() if m != self.config.member), self._now)
 
     def _on_leave(self, event: LeaveAsked, now: float) -> None:
         """The first time it leaves in order, if that is of use; asked again, it goes at once."""

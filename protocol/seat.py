@@ -284,6 +284,7 @@ class Seat:
         if self.phase is not SeatPhase.READY:
             return []
         self.phase = SeatPhase.REDUCING
+        self._open().summed = {row.member.peer: row.microbatches for row in start.members if row.role == "active"}
         return [Reduce(start.ballot, start.stage, start.step, start.attempt, start.members)]
 
     def reduced(self, done: Reduced) -> list[Command]:

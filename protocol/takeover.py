@@ -86,12 +86,12 @@ class Takeover:
         leader = self._leader
         if leader.peer == self._me.peer:
             return not self.leading
-        return bool(leader.peer) and (leader.restarted or self._view.lapsed(leader.peer, now))
+        return bool(leader.peer) and (bool(leader.retired) or self._view.lapsed(leader.peer, now))
 
     def why_gone(self, now: float) -> str:
         """For people; '' while the coordinator is heard."""
-        if self._leader.restarted:
-            return "was restarted and leads no more"
+        if self._leader.retired:
+            return f"{self._leader.retired} and leads no more"
         if not self._view.lapsed(self._leader.peer, now):
             return ""
         alone = self._holds_alone(self._leader.peer)
@@ -331,7 +331,9 @@ class Takeover:
         while decided:
             self._decide(decided, now)
             decided = candidate.advance()
-        if candidate.has_won:
+        if not self._chain.is_seated(self._me):
+            self.candidate = None  # what it found takes its seat: nobody promises it anything any more
+        elif candidate.has_won:
             self._win(candidate)
         elif self._chain.head != head or candidate.proposal is not before:
             self._ask()

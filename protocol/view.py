@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from protocol.ids import NO_BALLOT, Ballot, Member, PeerId, RecordId
@@ -66,6 +67,10 @@ class View:
     def lapsed(self, peer: PeerId, now: float) -> bool:
         """Silent for longer than the manifest's lapse."""
         return self.silent_s(peer, now) > self._lapse_s
+
+    def hears(self, peers: Iterable[PeerId], now: float) -> bool:
+        """Is any of them known to live?"""
+        return any(peer in self._heard_at and not self.lapsed(peer, now) for peer in peers)
 
     def known(self) -> list[PeerId]:
         """Peers whose silence counts here, sorted."""

@@ -284,7 +284,8 @@ class Workbench:
                 self._tell_leader(learning)
 
     def commit(self, commit: Commit, shares: tuple[Share, ...], now: float) -> None:
-        """The step is decided (the chain holds it already): update every seat that has the sum."""
+        """The step is decided (the chain holds it already): update every seat that has the sum. Whoever passes a Commit on may
+        not know all shares; who summed has been told those of the stage."""
         norms = {r.stage: r.squared_norm for r in commit.results}
         rate = learning_rate(self._manifest.optimizer, commit.step, self._manifest.last_step)
         for stage, seat in sorted(self.seats.items()):
@@ -296,7 +297,9 @@ class Workbench:
                 self._fall_behind(seat, commit)
                 continue
             self._out += seat.begin_applying()
-            seat.contributors = {s.member.peer: s.microbatches for s in shares if s.stage == stage}
+            told = {s.member.peer: s.microbatches for s in shares if s.stage == stage}
+            mine = seat.attempt is not None and seat.attempt.open.attempt == commit.attempt
+            seat.contributors = seat.attempt.summed if mine and seat.attempt else told
             scale = gradient_scale(self._manifest, commit.tokens, norms, stage)
             state_id = self._chain.state_ids[stage]
             self._out.append(Apply(stage, commit.step, commit.attempt, scale, rate * seat.state.lr_factor, state_id))

@@ -78,6 +78,31 @@ class Sent:
     failed: bool = False
 
 
+class Line:
+    """An uplink or a downlink: one payload at a time, each as early as it fits. One that is sent again later, when a cut is
+    over, has its time then, and holds up nobody until then."""
+
+    def __init__(self) -> None:
+        self._taken: list[tuple[float, float]] = []
+        """(begin, end), in order, apart from each other."""
+
+    def begins(self, earliest: float, seconds: float) -> float:
+        """When a payload that takes so long could begin, not before `earliest`."""
+        for begin, end in self._taken:
+            if earliest + seconds <= begin:
+                break
+            earliest = max(earliest, end)
+        return earliest
+
+    def take(self, begins: float, ends: float, now: float) -> None:
+        """A payload has this time, which `begins` found free. What was before now is forgotten."""
+        before = [taken for taken in self._taken if min(now, begins) < taken[1] <= begins]
+        after = [taken for taken in self._taken if taken[0] >= ends]
+        if before and before[-1][1] == begins:
+            begins = before.pop()[0]
+        self._taken = [*before, (begins, ends), *after]
+
+
 class Network:
     """Latency per pair of peers, rate per peer; all of it drawn from `rng`."""
 
@@ -95,8 +120,8 @@ class Network:
         self._latency: dict[tuple[PeerId, PeerId], float] = {}
         self._rate: dict[PeerId, float] = {}
         self._last: defaultdict[tuple[PeerId, PeerId, bool], float] = defaultdict(float)
-        self._up_free: defaultdict[PeerId, float] = defaultdict(float)
-        self._down_free: defaultdict[PeerId, float] = defaultdict(float)
+        self._up: defaultdict[PeerId, Line] = defaultdict(Line)
+        self._down: defaultdict[PeerId, Line] = defaultdict(Line)
         self._squeezed: dict[PeerId, Squeeze] = {}
         self.num_squeezed: Counter[PeerId] = Counter()
         """Payloads that took longer for it."""
@@ -156,19 +181,22 @@ class Network:
         if sender == receiver:
             return Sent(now, (now + LOOPBACK_S,))
         self.num_squeezed.update(peer for peer in (sender, receiver) if peer in self._squeezed)
-        begins, leaves = now, max(now, self._up_free[sender])
+        up, down, earliest = self._up[sender], self._down[receiver], now
         while True:
-            rid = leaves + num_bytes / self.rate(sender)
+            sends_s, gets_s = num_bytes / self.rate(sender), num_bytes / self.rate(receiver)
+            leaves = up.begins(earliest, sends_s)
+            rid = leaves + sends_s
             arrives = rid + self._delay(sender, receiver)
-            cut = self._cut(sender, receiver, begins, arrives)
+            cut = self._cut(sender, receiver, earliest, arrives)
             if cut is None:
                 break
-            begins = leaves = cut.ends_s + self._rng.uniform(*RECONNECT_S)
-            if begins - now > patience_s:
+            earliest = cut.ends_s + self._rng.uniform(*RECONNECT_S)
+            if earliest - now > patience_s:
                 return Sent(now + patience_s, (), failed=True)
-        self._up_free[sender] = rid
-        arrives = max(arrives, self._down_free[receiver] + num_bytes / self.rate(receiver))
-        self._down_free[receiver] = arrives
+        up.take(leaves, rid, now)
+        comes = down.begins(arrives - gets_s, gets_s)
+        arrives = max(arrives, comes + gets_s)
+        down.take(comes, arrives, now)
         return Sent(rid, tuple(self._weathered(sender, receiver, arrives, payload=True)))
 
     def _delay(self, sender: PeerId, receiver: PeerId) -> float:

@@ -125,7 +125,7 @@ class SparseWorld(World):
     def _reason(self, node: SimNode) -> bool:
         """Does the node look at the clock?"""
         state: Any = node.state
-        if state.coordinator or state.takeover.candidate or state.departure.is_on or state.leader.restarted:
+        if state.coordinator or state.takeover.candidate or state.departure.is_on or state.leader.retired:
             return True
         seats, held = state.chain.seats_of(node.spec.member), state.bench.seats
         if not seats or any(s.role == "learner" or s.stage not in held for s in seats):

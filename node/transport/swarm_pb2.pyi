@@ -434,20 +434,22 @@ class Route(_message.Message):
     def __init__(self, microbatch: _Optional[int] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., replay: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("incarnation", "ballot", "head", "step", "attempt", "amendment")
+    __slots__ = ("incarnation", "ballot", "head", "step", "attempt", "amendment", "aside")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     AMENDMENT_FIELD_NUMBER: _ClassVar[int]
+    ASIDE_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     ballot: Ballot
     head: str
     step: int
     attempt: int
     amendment: int
-    def __init__(self, incarnation: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., head: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., amendment: _Optional[int] = ...) -> None: ...
+    aside: bool
+    def __init__(self, incarnation: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., head: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., amendment: _Optional[int] = ..., aside: _Optional[bool] = ...) -> None: ...
 
 class Wish(_message.Message):
     __slots__ = ("member", "stage", "name", "address", "memory_bytes", "kept")

@@ -49,6 +49,18 @@ def test_a_payload_is_sent_again_when_the_link_is_back() -> None:
     assert weather.taken.total() == 1
 
 
+def test_a_payload_that_waits_for_its_link_holds_up_no_other_one() -> None:
+    """Neither on the uplink of its sender nor on the downlink of its receiver, and they have their turns when it is sent."""
+    links, _ = network(Cut(A, B, 0.5, 3.0))
+    waits = links.payload("a", "b", 0.0, 1_000_000)
+    assert links.payload("a", "c", 0.0, 1_000_000).at == pytest.approx(1.0)
+    assert links.payload("c", "b", 0.0, 1_000_000).arrivals[0] < 1.2
+    late = links.payload("a", "c", waits.at - 0.5, 1_000_000)
+    assert late.at == pytest.approx(waits.at + 1.0), "one after the other"
+    others = [links.payload("a", "d", 1.0, 1_000_000).at for _ in range(3)]
+    assert others == pytest.approx([2.0, 3.0, late.at + 1.0]), "where there is room"
+
+
 def test_who_waits_too_long_for_the_link_is_told() -> None:
     links, _ = network(Cut(A, B, 0.5, 30.0))
     sent = links.payload("a", "b", 0.0, 1_000_000, patience_s=6.0)

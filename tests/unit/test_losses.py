@@ -107,7 +107,7 @@ def test_a_record_that_is_asked_for_later_still_carries_its_shares() -> None:
     sent = {c.peer: c.message for c in coordinator.take() if isinstance(c, SendMessage) and isinstance(c.message, Decide)}
     assert sent["holder2"].shares == (shares[2],)
     chain.append(commit, sent["lead"].shares)
-    coordinator.send_records(Member("holder2", 1), before)
+    coordinator.on_records_wanted(Member("holder2", 1), before, 1.0)
     again = [c.message for c in coordinator.take() if isinstance(c, SendMessage)]
     assert [m.shares for m in again if isinstance(m, Decide)] == [(shares[2],)]
 

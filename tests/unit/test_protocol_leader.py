@@ -82,11 +82,11 @@ def test_a_leader_in_another_life_is_another_one() -> None:
     leader.heard("lead", 3)
     assert leader.speaks("lead", 3, BALLOT)
     leader.heard("lead", 4)
-    assert leader.restarted
+    assert leader.retired
     assert not leader.speaks("lead", 4, BALLOT), "it has forgotten what it decided"
     assert leader.speaks("lead", 3, BALLOT), "what it had decided before stands"
     assert leader.speaks("lead", 4, Ballot(2, "lead")), "a new ballot is a new beginning"
-    assert not leader.restarted
+    assert not leader.retired
 
 
 def test_the_founder_follows_itself_only() -> None:

@@ -9,9 +9,10 @@ from protocol.acceptor import Acceptor
 from protocol.candidate import Candidate
 from protocol.chain import Chain, choose_voters
 from protocol.commands import Command, PublishLease
-from protocol.events import Tick
+from protocol.events import LeasesSeen, Tick
 from protocol.ids import Ballot, Member, PeerId
 from protocol.messages import (
+    Contact,
     Decide,
     Goodbye,
     Heartbeat,
@@ -24,6 +25,7 @@ from protocol.messages import (
     Proposed,
     Standing,
     VoidStep,
+    Wish,
 )
 from protocol.records import Commit, Record, Roster, Seating, StageResult, record_id
 from protocol.takeover import ranks
@@ -222,6 +224,50 @@ def test_a_candidate_that_learns_that_it_missed_a_commit_stands_back() -> None:
     assert not sent(out, Propose)
     assert not sent(c.pass_time(10), Prepare)
     assert sent(c.prepare(term=asked.ballot.term + 1), Promise), "the next one may"
+
+
+def without(chain: Chain, peer: PeerId) -> Roster:
+    """The Roster that takes the peer off."""
+    leaves = tuple(s for s in chain.seatings if s.member.peer == peer)
+    return Roster(chain.head, chain.step, (), leaves, tuple(v for v in chain.voters if v.peer != peer))
+
+
+def test_a_candidate_that_finds_the_record_that_takes_its_own_seat_steps_aside() -> None:
+    """The coordinator before had given it up. Those that it told of the record follow it, and hear it; so it says so."""
+    c = Voter()
+    asked = sent(c.pass_time(4.5), Prepare, "p2.0")[-1]
+    found = without(c.state.chain, "p1.0")
+    c.tell(Promise(asked.ballot, found.parent, (Proposed(BALLOT, found, ()),), ()), "p2.0")
+    out = c.tell(Held(asked.ballot, record_id(found)), "p2.0")
+    assert sent(out, Decide, "p2.0")
+    assert c.state.takeover.candidate is None
+    assert not sent(out, Prepare), "nobody would promise it anything"
+    heard = Heartbeat(1, asked.ballot, record_id(found), 0, 0)
+    [beat] = sent(c.tell(heard, "p2.0"), Heartbeat, "p2.0")
+    assert (beat.aside, beat.ballot) == (True, asked.ballot)
+    c.do(LeasesSeen(Contact("p2.0", "p2.0:1"), ()))
+    assert sent(c.pass_time(1), Wish, "p2.0"), "it asks whoever leads now for a seat"
+
+
+def test_who_steps_aside_is_followed_no_more_though_it_lives() -> None:
+    c = Voter()
+    high = Ballot(3, "p2.1")
+    c.tell(Decide(high, without(c.state.chain, "p2.1"), ()), "p2.1")
+    beat = Heartbeat(1, BALLOT, c.state.chain.head, 0, 0, aside=True)
+    c.tell(beat, "p2.1")
+    assert not sent(c.pass_time(1, heard=("p2.1",)), Prepare), "that was before it stood"
+    c.tell(replace(beat, ballot=high, aside=False), "p2.1")
+    assert not sent(c.pass_time(1, heard=("p2.1",)), Prepare)
+    c.tell(replace(beat, ballot=high), "p2.1")
+    assert sent(c.pass_time(1, heard=("p2.1",)), Prepare, "p2.0")[-1].ballot == Ballot(4, "p1.0")
+
+
+def test_who_leads_or_may_stand_does_not_step_aside() -> None:
+    c = Voter()
+    assert not sent(c.pass_time(1, heard=("lead",)), Heartbeat, "lead")[-1].aside, "a voter"
+    assert sent(Voter("p1.1").pass_time(1, heard=("lead",)), Heartbeat, "lead")[-1].aside, "no voter"
+    won(c)
+    assert not sent(c.pass_time(1), Heartbeat, "p2.0")[-1].aside, "the coordinator"
 
 
 def test_an_order_outlives_the_coordinator_that_took_it_whatever_was_said_last() -> None:

@@ -12,6 +12,7 @@ from protocol.commands import Apply, Compute, Reduce, Release, SendPayload
 from protocol.events import Applied, CommandFailed, ComputeDone, Reduced
 from protocol.ids import Ballot, Member, bitmap
 from protocol.messages import (
+    Decide,
     Evaluated,
     Hop,
     OpenEvaluation,
@@ -26,7 +27,7 @@ from protocol.messages import (
     StartReduce,
     VoidStep,
 )
-from protocol.records import Commit, StageResult
+from protocol.records import Commit, Share, StageResult
 from tests.tools.core import BALLOT, LEAD, Core, a_manifest, holders, notes, of, sent
 
 
@@ -88,9 +89,22 @@ def test_a_block_stage_goes_through_a_step() -> None:
     assert [(m.digest, m.squared_norm) for m in reported] == [("sum", 4.0)]
     (apply,) = of(c.decide(commit_of(c)), Apply)
     assert apply.state_id == c.state.chain.state_ids[1]
-    c.do(Applied(1, 1, apply.state_id, "new", 1, 0.1))
+    out = c.do(Applied(1, 1, apply.state_id, "new", 1, 0.1))
+    assert [n["contributors"] for n in notes(out, "committed")] == [{"p1.0": "f"}], "whoever told of the Commit knew no shares"
     assert c.state.bench.seats[1].state.step == 1
     assert c.state.bench.settled
+
+
+def test_who_contributed_to_another_attempt_is_told_with_its_commit() -> None:
+    """The sums of two attempts may be equal to the bit, and the work of one was dealt out otherwise."""
+    c = core()
+    work_through(c, attempt=2)
+    c.tell(start_reduce(c, attempt=2))
+    c.do(Reduced(1, 1, 2, "sum", 4.0, 0.1))
+    shares = (Share(1, Member("p1.0", 1), "3"), Share(1, Member("p1.1", 1), "c"))
+    (apply,) = of(c.tell(Decide(BALLOT, commit_of(c), shares)), Apply)
+    out = c.do(Applied(1, 1, apply.state_id, "new", 1, 0.1))
+    assert [n["contributors"] for n in notes(out, "committed")] == [{"p1.0": "3", "p1.1": "c"}]
 
 
 def test_stage_0_admits_no_more_than_may_be_in_flight() -> None:

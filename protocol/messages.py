@@ -51,7 +51,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """I live; this is the newest decision I know and the step I work on (0 = none)."""
+    """I live; this is the newest decision I know, and the step, attempt and amendment that I work on (0 = none)."""
 
     incarnation: int
     ballot: Ballot
@@ -59,7 +59,6 @@ class Heartbeat:
     step: int
     attempt: int
     amendment: int = 0
-    """Of the attempt, the newest that I know."""
     aside: bool = False
     """I lead nobody and shall not stand for it: who takes me for the coordinator waits in vain."""
 

@@ -389,7 +389,9 @@ class NodeState:
             self.coordinator.on_tick(now, beats)
         self._watch.expire(now)
         self.bench.check_deadline(now)
-        if self._may_lead and self.chain.step < self._manifest.last_step:
+        if not self._may_lead:
+            self.takeover.candidate = None
+        elif self.chain.step < self._manifest.last_step:
             self.takeover.on_tick(now, self.coordinator.stuck_since if self.coordinator else None)
             self._abdicate()
         self._check_departure(now)

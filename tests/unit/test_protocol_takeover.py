@@ -226,6 +226,16 @@ def test_a_candidate_that_learns_that_it_missed_a_commit_stands_back() -> None:
     assert sent(c.prepare(term=asked.ballot.term + 1), Promise), "the next one may"
 
 
+def test_a_candidate_that_lacks_its_state_and_is_promised_nothing_stands_no_more() -> None:
+    c = Voter()
+    asked = sent(c.pass_time(4.5), Prepare, "p2.0")[-1]
+    c.tell(Promise(asked.ballot, "elsewhere", (), (Proposed(BALLOT, a_commit(c), ()),)), "p2.0")
+    assert c.state.takeover.candidate
+    out = c.pass_time(1.25)
+    assert not sent(out, Prepare)
+    assert sent(out, Heartbeat, "lead")[-1].aside
+
+
 def without(chain: Chain, peer: PeerId) -> Roster:
     """The Roster that takes the peer off."""
     leaves = tuple(s for s in chain.seatings if s.member.peer == peer)

@@ -8,13 +8,13 @@ import pytest
 
 from node.cli.main import main
 
-SMALL = ["sim", "--seed", "4", "--nodes", "5"]
+SMALL = ["sim", "--seed", "5", "--nodes", "5"]
 
 
 def test_it_tells_the_story(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--faults", "kill,freeze", "--limit", "30"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("seed 4: 5 nodes, ")
+    assert lines[0].startswith("seed 5: 5 nodes, ")
     assert any("lines left out" in line for line in lines)
     assert lines[-1].startswith("held: went on; ")
 
@@ -23,7 +23,7 @@ def test_json_is_alone_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--faults", "none", "--json"]) == 0
     shown = capsys.readouterr()
     told = json.loads(shown.out)
-    assert (told["seed"], told["held"], told["verdict"], told["fired"]) == (4, True, "went on", {})
+    assert (told["seed"], told["held"], told["verdict"], told["fired"]) == (5, True, "went on", {})
     assert "commits" in shown.err
 
 

@@ -6,7 +6,7 @@ checked after every event, per lineage; `node.sim.parting`, `remnant` and `cut_o
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,14 +25,15 @@ from protocol.ids import Ballot, Member
 from protocol.messages import Meeting, Prepare
 from protocol.takeover import Takeover
 
-SEEDS = range(30)
+SEEDS = (*range(29), 98)
+"""In the last one a side that lacks a stage makes it again."""
 MORE_SEEDS = range(1000, 1200)
 FEW_SEEDS = range(5)
 SOME_SEEDS = range(1000, 1050)
 MAX_TOLD = 5
 
 
-def live_through_all(seeds: range, tally: Counter[str]) -> None:
+def live_through_all(seeds: Sequence[int], tally: Counter[str]) -> None:
     mine: Counter[str] = Counter()
     broken = []
     for seed in seeds:

@@ -12,7 +12,7 @@ SMALL = ["sim", "--seed", "5", "--nodes", "5"]
 
 
 def test_it_tells_the_story(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SMALL, "--faults", "kill,freeze", "--limit", "30"]) == 0
+    assert main([*SMALL, "--faults", "slow,join", "--limit", "30"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("seed 5: 5 nodes, ")
     assert any("lines left out" in line for line in lines)

@@ -423,6 +423,8 @@ class Coordinator:
                 self._losses.drop(member, f"{why}; step {proposal.record.step} was committed without it")
             self.ledger, self._attempt, self._voids, self._void_reason = None, self._first_attempt, 0, ""
             self._out += self.recovery.stopwatch.committed(now)
+        for peer in joined:
+            self._view.expect(peer, now)  # its wish is gone since it was proposed, and it may be gone itself
         for peer in dict.fromkeys([*before, *joined]):
             self._out.append(self._teller.decision(peer, proposal.record, proposal.shares))
 

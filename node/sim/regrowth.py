@@ -105,11 +105,11 @@ class Regrowth:
 
     def _check_told(self, lost: list[int]) -> None:
         """Each stage that was made again was told of, and so was each promotion. (By the time that it was hit, a stage may have
-        had a second active replica.)"""
+        had a second active replica, or a newcomer that had copied it.)"""
         told = {stage: rung for (stage, _, _), rung in self.watch.recovered.items()}
         for stage in lost:
             renewed = any(x.generation for (s, _), x in self.watch.place.seats.items() if s == stage)
-            fine = ("recovery",) if renewed else ("promotion", None)
+            fine = ("recovery",) if renewed else ("promotion", "handover", None)
             require(told.get(stage) in fine, f"stage {stage} came back, and told is {told}: {self._situation()}")
             self.counts[told.get(stage) or "another replica lived"] += 1
 

@@ -112,6 +112,19 @@ def test_a_record_that_is_asked_for_later_still_carries_its_shares() -> None:
     assert [m.shares for m in again if isinstance(m, Decide)] == [(shares[2],)]
 
 
+def test_the_silence_of_who_was_just_seated_counts() -> None:
+    """It goes while its seat is decided, and no step is open for which somebody would expect it."""
+    chain, coordinator = seated()
+    new = Member("new", 1)
+    coordinator.on_wish(Wish(new, 1, "new", "new:1", 0), 1.0)
+    coordinator._propose(Roster(chain.head, 0, (Seating(1, new, "passive"),), (), chain.voters), (), 1.0)
+    coordinator.members.gathering.leave(new)
+    coordinator.on_tick(1.1)
+    coordinator.on_held(LEAD, Held(BALLOT, record_id(coordinator._proposal.record)))  # type: ignore[union-attr]
+    coordinator.advance(1.2)
+    assert coordinator._view.lapsed("new", 1.3 + MANIFEST.timing.lapse_s)
+
+
 def bench() -> tuple[Workbench, Chain]:
     chain = Chain(MANIFEST, None)
     return Workbench(MANIFEST, "me", chain), chain

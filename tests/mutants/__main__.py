@@ -1,4 +1,4 @@
-"""`make mutants`: makes `protocol/` wrong in one place at a time, in a copy, and counts how often tests and swarms notice.
+"""`make mutants`: makes `protocol/` wrong in one place at a time, in memory, and counts how often tests and swarms notice.
 
 Everything for people goes to stderr; the one line on stdout is JSON. Exit code 0: 90 % and all named ones were killed.
 """
@@ -8,21 +8,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import queue
 import signal
 import sys
-import tempfile
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from tests.mutants.edits import Mutant, all_mutants, choose
 from tests.mutants.explained import EXPLAINED
-from tests.mutants.killing import Fate, NoTestError, fate_of, limits_of
+from tests.mutants.killing import STAGES, Fate, NoTestError, let_loose
 from tests.mutants.named import named_mutants
-from tests.mutants.tree import Tree
 
 ROOT = Path(__file__).parents[2]
 WANTED = 0.9
@@ -50,12 +46,11 @@ def main() -> int:
     began = time.monotonic()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        fates = _let_loose(drawn, max(1, min(asked.jobs, len(drawn))), asked.trust)
-    except NoTestError as error:
-        say(f"mutants: {error}")
-        return CANNOT
-    except KeyboardInterrupt:
-        say("mutants: interrupted")
+        fates = let_loose(
+            ROOT, drawn, max(1, asked.jobs), asked.trust, lambda n, fate: say(f"{n:3}/{len(drawn)} {_line(fate)}")
+        )
+    except (NoTestError, KeyboardInterrupt) as error:
+        say(f"mutants: {str(error) or 'interrupted'}")
         return CANNOT
     _table(fates)
     found = figures_of(fates) | {"seed": asked.seed, "seconds": round(time.monotonic() - began, 1)}
@@ -69,37 +64,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of the draw (default 1)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many at a time (default: one per core)")
     parser.add_argument("--only", metavar="TEXT", help="instead: all whose name or description holds this")
-    parser.add_argument("--trust", action="store_true", help="do not first show that all holds without a mutant (some minutes)")
+    parser.add_argument(
+        "--trust", action="store_true", help="do not first show that all holds without a mutant (a minute or two)"
+    )
     parser.add_argument("--list", action="store_true", help="only tell which they would be")
     return parser.parse_args()
-
-
-def _let_loose(drawn: list[Mutant], jobs: int, trust: bool) -> list[Fate]:
-    """All of them, so many at a time, each job in a copy of its own."""
-    with tempfile.TemporaryDirectory(prefix="regrow-mutants-") as name:
-        copies = [Tree(ROOT, Path(name).resolve() / str(job)) for job in range(jobs)]
-        limits = limits_of(copies[0], say, trust)
-        free: queue.SimpleQueue[Tree] = queue.SimpleQueue()
-        for copy in copies:
-            free.put(copy)
-
-        def one(mutant: Mutant) -> Fate:
-            tree = free.get()
-            try:
-                return fate_of(mutant, tree, limits)
-            finally:
-                free.put(tree)
-
-        with ThreadPoolExecutor(jobs) as pool:
-            running = [pool.submit(one, mutant) for mutant in drawn]
-            try:
-                for number, done in enumerate(as_completed(running), 1):
-                    say(f"{number:3}/{len(drawn)} {_line(done.result())}")
-            finally:  # also on Ctrl-C, where others still run
-                pool.shutdown(wait=False, cancel_futures=True)
-                for copy in copies:
-                    copy.stop()
-        return [future.result() for future in running]
 
 
 def _line(fate: Fate) -> str:
@@ -116,7 +85,7 @@ def _table(fates: list[Fate]) -> None:
     for kind in ("named", "check", "comparison", "constant"):
         of = [fate for fate in fates if fate.mutant.kind == kind]
         by = Counter(fate.stage for fate in of)
-        rows = ", ".join(f"{by[stage]} by {stage}" for stage in ("unit", "swarms", "sim"))
+        rows = ", ".join(f"{by[stage]} by {stage}" for stage in STAGES)
         say(f"{kind:>12}: {len(of):3} mutants, {len(of) - by['']:3} killed ({rows})")
     for fate in fates:
         if not fate.stage:

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import ast
 import copy
-import random
+import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,13 +185,15 @@ def all_mutants(root: Path) -> list[Mutant]:
 
 
 def choose(mutants: list[Mutant], count: int, seed: int) -> list[Mutant]:
-    """`count` of them (or all), equally many of each kind as far as there are, in no order."""
-    rng = random.Random(seed)
-    rows = []
-    for kind in sorted({m.kind for m in mutants}):
-        row = [m for m in mutants if m.kind == kind]
-        rng.shuffle(row)
-        rows.append(row)
+    """`count` of them (or all), equally many of each kind as far as there are. Who is drawn is drawn again, as far as may be,
+    when the code has changed elsewhere."""
+    twins: Counter[str] = Counter()
+    lots: dict[str, list[tuple[str, Mutant]]] = {}
+    for mutant in mutants:
+        lot = f"{seed} {mutant.id} {twins[mutant.id] or ''}"
+        twins[mutant.id] += 1
+        lots.setdefault(mutant.kind, []).append((hashlib.sha256(lot.encode()).hexdigest(), mutant))
+    rows = [[mutant for _, mutant in sorted(lots[kind], key=lambda row: row[0])][::-1] for kind in sorted(lots)]
     chosen: list[Mutant] = []
     while any(rows) and len(chosen) < count:
         for row in rows:

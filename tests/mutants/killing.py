@@ -1,31 +1,42 @@
-"""What a mutant has to get past: unit tests of `protocol/`, simulated swarms, the other tests of the simulator. The cheap come
-first, and of the unit tests those that import the changed module.
+"""What a mutant has to get past: unit tests of `protocol/`, simulated swarms, the other tests of the simulator.
+
+One process imports and collects all of it once. Each mutant gets a fork of that process, where it takes the place of the true
+function. The cheap tests come first, and of the unit tests those that import the changed module.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterator
+import resource
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterable
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from sys import stderr
+from typing import NoReturn
+
+import pytest
 
 from tests.mutants.edits import Mutant
-from tests.mutants.lives import ENDLESS, SWEEPS
-from tests.mutants.tree import Ran, Tree
+from tests.mutants.lives import SWEEPS, live
+from tests.mutants.swap import swap
 
-PYTEST = ["-m", "pytest", "-x", "-q", "--no-header", "--tb=line", "--timeout=240", "-m", "not full"]
-"""A stage has its own limit, measured here and now; a test that is only slow beside other work says nothing of a mutant."""
-FAILED, WRONG_USE = (1, 2, 3), (4, 5)
-"""Exit codes of pytest: a test failed, or could not even be read; nothing was tested."""
-LEAST_LIMIT_S, LIMIT_FACTOR = 60.0, 4.0
+PYTEST = ["-q", "-s", "--no-header", "--tb=line", "--timeout=900", "-m", "not full"]
+"""A stage has its own limit, in seconds of computing; a test that is only slow beside other work says nothing of a mutant."""
+STAGES = ("unit", "swarms", "sim")
+LEAST_LIMIT_S, LIMIT_FACTOR = 30.0, 4.0
 """Of the time that a stage takes without a mutant."""
-FIRST_LIMIT_S = 1800.0
-TOO_SLOW = re.compile(f"Failed: Timeout|{ENDLESS}")
-"""What a test or a swarm says that had to be ended."""
+FIRST_LIMIT_S = 900.0
+"""While that is not known."""
+MOST_MEMORY_BYTES = 4 << 30
+"""A mutant that grows without end is stopped before the machine is."""
+TOO_SLOW = "Failed: Timeout"
+"""What pytest says of a test that had to be ended."""
 IMPORTS = re.compile(r"^\s*(?:from|import) (protocol\.\w+)", re.MULTILINE)
-
-Stage = tuple[str, list[str]]
-"""(name, arguments of python)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +47,7 @@ class Fate:
     stage: str
     """In which it was killed; '' if it survived all."""
     seconds: float
+    """Of computing."""
     by_time: bool = False
     """Nothing noticed it but a time limit."""
     witness: str = ""
@@ -44,14 +56,6 @@ class Fate:
 
 class NoTestError(Exception):
     """The tests do not run, or not all hold, without any mutant."""
-
-
-def stages_for(folder: Path, path: str = "") -> Iterator[Stage]:
-    """The stages, for a mutant of the file."""
-    yield "unit", [*PYTEST, *unit_tests(folder, path)]
-    yield "swarms", ["-m", "tests.mutants.lives"]
-    others = sorted(p for p in (folder / "tests/sim").glob("test_*.py") if p.name not in SWEEPS)
-    yield "sim", [*PYTEST, *(str(p.relative_to(folder)) for p in others)]
 
 
 def unit_tests(folder: Path, path: str) -> list[str]:
@@ -68,47 +72,183 @@ def unit_tests(folder: Path, path: str) -> list[str]:
     return [test for _, test in sorted(found)]
 
 
-def limits_of(tree: Tree, tell: Callable[[str], None], trust: bool) -> dict[str, float]:
-    """Seconds that each stage may take with a mutant; measured without one, where all must hold. `trust`: take it on trust."""
-    where = tree.run(["-c", "import protocol; print(protocol.__file__)"], FIRST_LIMIT_S)
-    if str(tree.folder) not in where.output:
-        raise NoTestError(f"the copy would test other code than its own: {where.output}")
-    limits: dict[str, float] = {}
-    for name, arguments in stages_for(tree.folder):
-        if trust:
-            limits[name] = FIRST_LIMIT_S
-            continue
-        ran = tree.run(arguments, FIRST_LIMIT_S)
-        if ran.code != 0:
-            raise NoTestError(f"'{name}' does not hold without a mutant (exit code {ran.code}):\n{ran.output}")
-        limits[name] = max(LEAST_LIMIT_S, LIMIT_FACTOR * ran.seconds)
-        tell(f"without a mutant: {name} holds, {ran.seconds:.0f} s")
-    return limits
+def sim_tests(folder: Path) -> list[str]:
+    """Files of tests of the simulator that do something else than `tests.mutants.lives`."""
+    found = sorted(p for p in (folder / "tests/sim").glob("test_*.py") if p.name not in SWEEPS)
+    return [str(p.relative_to(folder)) for p in found]
 
 
-def fate_of(mutant: Mutant, tree: Tree, limits: dict[str, float]) -> Fate:
-    """Let it loose in the copy, and mend the copy after."""
-    seconds = 0.0
-    before = tree.mutate(mutant)
+def let_loose(root: Path, drawn: list[Mutant], jobs: int, trust: bool, tell: Callable[[int, Fate], None]) -> list[Fate]:
+    """All of them, so many at a time; `tell` hears of each as it ends. `trust`: that all holds without a mutant."""
+    trial = Trial(root, drawn, jobs, trust, tell)
+    with redirect_stdout(stderr):
+        pytest.main([*PYTEST, "--rootdir", str(root), *unit_tests(root, ""), *sim_tests(root)], plugins=[trial])
+    if trial.trouble:
+        raise NoTestError(trial.trouble)
+    return [trial.fates[mutant] for mutant in drawn]
+
+
+@dataclass(slots=True)
+class Child:
+    """A forked process, with the mutant in it (None: without one) and the folder that is its own."""
+
+    mutant: Mutant | None
+    folder: Path
+
+    @property
+    def diary(self) -> Path:
+        """Lines that it writes as it goes: `stage NAME`, `at TEST`, `late`, `over NAME SECONDS`, and at last `survived`."""
+        return self.folder / "diary"
+
+
+class Trial:
+    """A plugin that takes the place of pytest's loop over the tests."""
+
+    def __init__(self, root: Path, drawn: list[Mutant], jobs: int, trust: bool, tell: Callable[[int, Fate], None]) -> None:
+        self.fates: dict[Mutant, Fate] = {}
+        self.trouble = "pytest does not get as far as to run tests"
+        self._root, self._jobs, self._tell = root, jobs, tell
+        self._todo: list[Mutant | None] = [*([] if trust else [None]), *drawn]
+        self._limits = dict.fromkeys(STAGES, FIRST_LIMIT_S)
+        self._running: dict[int, Child] = {}
+        self._has_failed = self._is_late = False
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """A test's own limit counts on a machine that does nothing else."""
+        for node in {node for item in items for node in item.listchain()}:
+            node.own_markers = [mark for mark in node.own_markers if mark.name != "timeout"]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Instead of running the tests here: in forks."""
+        if session.testsfailed or not session.items:
+            return True
+        self.trouble = ""
+        with tempfile.TemporaryDirectory(prefix="regrow-mutants-") as folder:
+            try:
+                while (self._todo or self._running) and not self.trouble:
+                    while self._todo and len(self._running) < self._jobs:
+                        self._fork(Path(folder), session)
+                    self._wait()
+            except KeyboardInterrupt:
+                self.trouble = "interrupted"
+            finally:
+                for pid in self._running:
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+                    _end_group(pid)
+        return True
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """In a fork: the first test that fails is enough."""
+        self._has_failed |= report.failed
+        self._is_late |= report.failed and TOO_SLOW in report.longreprtext
+
+    # ---- here ----
+
+    def _fork(self, folder: Path, session: pytest.Session) -> None:
+        child = Child(self._todo.pop(0), Path(tempfile.mkdtemp(dir=folder)))
+        child.diary.touch()
+        pid = os.fork()
+        if not pid:
+            self._live(child, session)
+        self._running[pid] = child
+
+    def _wait(self) -> None:
+        pid, status, used = os.wait4(-1, 0)
+        child = self._running.pop(pid)
+        _end_group(pid)
+        seconds = used.ru_utime + used.ru_stime
+        self._judge(child, child.diary.read_text().splitlines(), os.waitstatus_to_exitcode(status), seconds)
+        shutil.rmtree(child.folder, ignore_errors=True)
+
+    def _judge(self, child: Child, lines: list[str], code: int, seconds: float) -> None:
+        stages = [line.split()[1] for line in lines if line.startswith("stage ")]
+        begun = [line.removeprefix("at ") for line in lines if line.startswith("at ")]
+        witness = (begun[-1] if begun else "nothing begun").removeprefix("tests/")
+        if code:
+            witness += f" (exit code {code})"
+        survived = lines[-1:] == ["survived"]
+        if not stages:
+            self.trouble = f"cannot be let loose: {child.mutant and child.mutant.id}"
+        elif child.mutant:
+            late = "late" in lines or code == -signal.SIGXCPU
+            fate = Fate(child.mutant, "", seconds) if survived else Fate(child.mutant, stages[-1], seconds, late, witness)
+            self.fates[child.mutant] = fate
+            self._tell(len(self.fates), fate)
+        elif not survived:
+            self.trouble = f"'{stages[-1]}' does not hold without a mutant: {witness}"
+        for words in (line.split() for line in lines if not child.mutant and line.startswith("over ")):
+            self._limits[words[1]] = max(LEAST_LIMIT_S, LIMIT_FACTOR * float(words[2]))
+
+    # ---- in a fork ----
+
+    def _live(self, child: Child, session: pytest.Session) -> NoReturn:
+        """All stages, until something fails."""
+        try:
+            os.setsid()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+            resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
+            diary, nothing = os.open(child.diary, os.O_WRONLY | os.O_APPEND), os.open(os.devnull, os.O_RDWR)
+            for fd in (0, 1, 2):
+                os.dup2(nothing, fd)
+            os.environ["PYTEST_DEBUG_TEMPROOT"] = str(child.folder)
+            self._pass_stages(child.mutant, session, lambda line: os.write(diary, f"{line}\n".encode()))
+        finally:  # what a swarm raises kills the mutant; and nothing of the process around this may go on here
+            os._exit(0)
+
+    def _pass_stages(self, mutant: Mutant | None, session: pytest.Session, write: Callable[[str], object]) -> None:
+        try:
+            if mutant:
+                swap(mutant, self._root)
+            if all(self._holds(stage, mutant, session, write) for stage in STAGES):
+                write("survived")
+        except TimeoutError:
+            write("late")
+
+    def _holds(self, stage: str, mutant: Mutant | None, session: pytest.Session, write: Callable[[str], object]) -> bool:
+        write(f"stage {stage}")
+        began = _used_s()
+        resource.setrlimit(resource.RLIMIT_CPU, (int(began + self._limits[stage]) + 1, resource.RLIM_INFINITY))
+        if stage == "swarms":
+            live(lambda line: write(f"at {line}"))
+        else:
+            path = mutant.path if mutant else ""
+            self._run(_in_order(session.items, self._files(stage, path), self._root), write)
+        if self._has_failed:
+            if self._is_late:
+                write("late")
+            return False
+        write(f"over {stage} {_used_s() - began:.1f}")
+        return True
+
+    def _files(self, stage: str, path: str) -> list[str]:
+        return unit_tests(self._root, path) if stage == "unit" else sim_tests(self._root)
+
+    def _run(self, items: list[pytest.Item], write: Callable[[str], object]) -> None:
+        for index, item in enumerate(items):
+            following = items[index + 1] if index + 1 < len(items) else None
+            write(f"at {item.nodeid}")
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if self._has_failed:
+                return
+
+
+def _in_order(items: Iterable[pytest.Item], files: list[str], root: Path) -> list[pytest.Item]:
+    """Tests of these files, in this order."""
+    place = {root / file: index for index, file in enumerate(files)}
+    return sorted((item for item in items if item.path in place), key=lambda item: place[item.path])
+
+
+def _used_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def _end_group(pid: int) -> None:
+    """The process and all that it has started."""
     try:
-        for name, arguments in stages_for(tree.folder, mutant.path):
-            ran = tree.run(arguments, limits[name])
-            seconds += ran.seconds
-            if ran.code is None:
-                return Fate(mutant, name, seconds, True, f"not over after {limits[name]:.0f} s")
-            if "pytest" in arguments and ran.code in WRONG_USE:
-                raise NoTestError(f"'{name}' tests nothing:\n{ran.output}")
-            if ran.code != 0:
-                return Fate(mutant, name, seconds, bool(TOO_SLOW.search(ran.output)), witness_of(name, ran))
-    finally:
-        tree.write(mutant.path, before)
-    return Fate(mutant, "", seconds)
-
-
-def witness_of(stage: str, ran: Ran) -> str:
-    """Which test or which swarm it was, as far as the output says."""
-    if stage == "swarms":
-        begun = [line for line in ran.output.splitlines() if re.fullmatch(r"\w+ \d+", line)]
-        return begun[-1] if begun else f"exit code {ran.code}"
-    named = re.findall(r"^(?:FAILED|ERROR) (\S+)", ran.output, re.MULTILINE)
-    return str(named[0]).removeprefix("tests/") if named else f"exit code {ran.code}"
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass

@@ -1,14 +1,13 @@
-"""`python -m tests.mutants.lives --most 222`: simulated swarms of all kinds in turn, until one breaks.
+"""Simulated swarms of all kinds in turn, until one breaks.
 
-Run in a changed copy of the tree, where the first that breaks is enough. Seeds are those that `make test` lives through; beside
+Run where a mutant is loose; the first that breaks is enough. Seeds are those that `make test` lives through; beside
 these swarms `tests/sim` has less than eighty of its own in tests that look at more than whether all held.
 """
 
 from __future__ import annotations
 
-import argparse
 import signal
-import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
@@ -28,7 +27,6 @@ SWEEPS = (
 """Files of tests/sim that do the same."""
 LIMIT_CPU_S = 40.0
 """For one life; without a mutant none takes a tenth of it."""
-ENDLESS = "this swarm comes to no end"
 MOST = sum(KINDS.values())
 
 
@@ -39,20 +37,17 @@ def schedule(most: int) -> list[tuple[str, int]]:
 
 
 def _give_up(_signal: int, _frame: FrameType | None) -> NoReturn:
-    raise TimeoutError(f"{ENDLESS}: over {LIMIT_CPU_S:.0f} s of computing")
+    raise TimeoutError(f"this swarm comes to no end: over {LIMIT_CPU_S:.0f} s of computing")
 
 
-def main() -> int:
-    """0 if all held; what breaks is raised."""
-    signal.signal(signal.SIGVTALRM, _give_up)
-    parser = argparse.ArgumentParser(prog="python -m tests.mutants.lives", description=__doc__)
-    parser.add_argument("--most", type=int, default=MOST, help="how many swarms at most")
-    for kind, seed in schedule(parser.parse_args().most):
-        print(f"{kind} {seed}", flush=True)
-        signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT_CPU_S)
-        make_life(kind, Options(seed)).run()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def live(tell: Callable[[str], object], most: int = MOST) -> None:
+    """One after another, each told before it begins. What breaks is raised; `TimeoutError`: one came to no end."""
+    before = signal.signal(signal.SIGVTALRM, _give_up)
+    try:
+        for kind, seed in schedule(most):
+            tell(f"{kind} {seed}")
+            signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT_CPU_S)
+            make_life(kind, Options(seed)).run()
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)

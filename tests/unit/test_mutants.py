@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +13,9 @@ import pytest
 
 from tests.mutants.edits import Mutant, all_mutants, choose, mutants_of
 from tests.mutants.explained import EXPLAINED
-from tests.mutants.killing import Fate, unit_tests, witness_of
+from tests.mutants.killing import sim_tests, unit_tests
 from tests.mutants.lives import KINDS, MOST, SWEEPS, schedule
 from tests.mutants.named import NAMED, named_mutants
-from tests.mutants.tree import Ran, Tree
 
 ROOT = Path(__file__).parents[2]
 TOY = '''"""3 == 3"""
@@ -143,46 +144,87 @@ def test_all_kinds_of_swarms_take_turns() -> None:
     assert {kind for kind, _ in schedule(15)} == set(KINDS)
     assert len(set(schedule(10_000))) == MOST <= 250
     assert all((ROOT / "tests/sim" / name).is_file() for name in SWEEPS)
+    assert not {Path(name).name for name in sim_tests(ROOT)} & set(SWEEPS)
 
 
-# ---- the copy
+def test_the_draw_stays_when_the_code_changes_elsewhere() -> None:
+    shifted = mutants_of("protocol/toy.py", TOY.replace("LIMIT = 7", "LIMIT = 7\nMORE = 8").encode())
+    assert [m.id for m in choose(shifted, 6, seed=1)] == [m.id for m in choose(toys(), 6, seed=1)]
+    fewer = [m for m in toys() if not m.function.startswith("Toy")]
+    kept = [m for m in choose(toys(), 6, seed=1) if m in fewer]
+    assert kept
+    assert set(kept) <= set(choose(fewer, 6, seed=1))
+
+
+# ---- in memory
+
+
+RULES = """
+from functools import lru_cache
+
+
+class Rule:
+    @property
+    def limit(self):
+        return 3 if self.__class__ is Rule else 4
+
+
+@lru_cache
+def is_low(n):
+    while n > 10:
+        n = n - 1
+    return n < Rule().limit
+
+
+def is_zero(n):
+    return n == 0
+"""
+ABOUT = """from protocol.ids import Member
+from rules.toy import is_low, is_zero
+
+assert is_low(2), "and it is remembered"
+
+
+def test_low():
+    assert is_low(2)
+    assert not is_low(14)
+
+
+def test_limit():
+    assert not is_low(3)
+"""
+CALL = """
+import sys
+from pathlib import Path
+from tests.mutants import killing
+from tests.mutants.edits import mutants_of
+
+killing.STAGES, killing.FIRST_LIMIT_S = ("unit",), 0.5
+root = Path(sys.argv[1])
+every = mutants_of("rules/toy.py", (root / "rules/toy.py").read_bytes())
+drawn = [mutant for mutant in every if mutant.what in sys.argv[2:]]
+for fate in killing.let_loose(root, drawn, 2, True, lambda number, fate: None):
+    print(fate.mutant.what, "|", fate.stage, fate.by_time, fate.witness)
+"""
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    root = tmp_path / "root"
-    (root / "protocol").mkdir(parents=True)
-    (root / "protocol/toy.py").write_text("def f(a):\n    return a < 1\n")
-    (root / "untracked.py").write_text("")
-    subprocess.run(["git", "init", "-q", str(root)], check=True)
-    subprocess.run(["git", "-C", str(root), "add", "protocol"], check=True)
-    return root
+def root(tmp_path: Path) -> Path:
+    for name, text in {"rules/toy.py": RULES, "tests/unit/test_toy.py": ABOUT, "pyproject.toml": "[tool.pytest]\n"}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
 
 
-def test_only_a_copy_is_made_wrong(repository: Path, tmp_path: Path) -> None:
-    before = (repository / "protocol/toy.py").read_bytes()
-    tree = Tree(repository, tmp_path / "copy")
-    ask = ["-c", "import protocol.toy as t; print(t.__file__, t.f(0))"]
-    assert "True" in tree.run(ask, 30.0).output
-    (mutant,) = [m for m in all_mutants(tree.folder) if ">=" in m.after]
-    kept = tree.mutate(mutant)
-    said = tree.run(ask, 30.0).output
-    assert "False" in said
-    assert str(tree.folder) in said
-    assert (repository / "protocol/toy.py").read_bytes() == kept == before
-    tree.write(mutant.path, kept)
-    assert "True" in tree.run(ask, 30.0).output
-    assert not (tree.folder / "untracked.py").exists()
-
-
-def test_what_hangs_is_ended(repository: Path, tmp_path: Path, no_orphans: str) -> None:
-    tree = Tree(repository, tmp_path / "copy")
-    forever = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
-    assert tree.run(["-c", forever], 0.5).code is None
-
-
-def test_who_noticed_is_told() -> None:
-    failed = Ran(1, 1.0, "F\n=== short\nFAILED tests/unit/test_a.py::test_b - assert 0\n1 failed in 1 s\n")
-    assert witness_of("unit", failed) == "unit/test_a.py::test_b"
-    assert witness_of("swarms", Ran(1, 1.0, "static 0\nchurn 3\nTraceback ...\nBrokenError: S2\n")) == "churn 3"
-    assert not Fate(toys()[0], "", 1.0).by_time
+def test_mutants_are_let_loose_one_at_a_time_and_no_file_is_changed(root: Path, no_orphans: str) -> None:
+    fates = {
+        "4 for 3 in `return 3 if self.__class__ is Rule else 4`": "unit False unit/test_toy.py::test_limit",
+        "`n >= Rule().limit` for `n < Rule().limit`": "unit False unit/test_toy.py::test_low",
+        "0 for 1 in `n = n - 1`": "unit True unit/test_toy.py::test_low (exit code -24)",
+        "`n != 0` for `n == 0`": " False ",
+    }
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{root}"}
+    command = [sys.executable, "-c", CALL, str(root), *fates]
+    ran = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True)
+    assert dict(line.split(" | ") for line in ran.stdout.splitlines()) == fates
+    assert (root / "rules/toy.py").read_text() == RULES

@@ -14,13 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from node.sim.faults import Faults, Strike
-from node.sim.heap import World
-from node.sim.invariants import Invariants
-from node.sim.machine import BrokenError, require
-from node.sim.network import Network
+from node.sim.life import START_S, Life
+from node.sim.machine import require
 from node.sim.nodes import NodeSpec, SimNode
 from node.sim.scenario import a_manifest
-from node.sim.trial import real_state
 from protocol.events import LeaveAsked
 from protocol.ids import Member
 from protocol.manifest import from_mapping
@@ -31,7 +28,6 @@ DISTURBANCES = 10
 SLOW_BYTES_S = (1e6, 4e6)
 PATIENCE_S = 240.0
 """A newcomer that comes too late for the hold of a step waits ten times as long for the next one (`protocol.learners`)."""
-START_S = 300.0
 LEAVE_S = 10.0
 
 
@@ -46,24 +42,21 @@ class Lived:
     counts: Counter[str] = field(default_factory=Counter)
 
 
-class Churn:
+class Churn(Life[Lived]):
     """See the module. Raises `BrokenError`."""
 
+    name = "churn"
+
     def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.rng = rng = random.Random(f"churn {seed}")
-        self.counts: Counter[str] = Counter()
+        super().__init__(seed, random.Random(f"churn {seed}"))
+        rng = self.rng
         stages = rng.randint(2, 4)
         self.manifest = from_mapping(self._data(rng, stages))
         seats = [s for s in range(stages + 1) for _ in range(2)]
         rng.shuffle(seats)
-        self._specs = [self._spec(f"peer{i:02d}", i == 0, s) for i, s in enumerate(seats)]
-        self.watch = Invariants(self.manifest, self._specs[0].member)
-        self.faults = Faults().duplicate(rng.choice((0.01, 0.1))).reorder(rng.choice((0.01, 0.05)))
-        self.network = Network(rng, self.faults.weather)
-        self.world = World(self.manifest, rng, self.network, self.faults, self.watch, real_state)
-        self.watch.now = lambda: self.world.now
-        self._num_born = len(self._specs)
+        specs = [self._spec(f"peer{i:02d}", i == 0, s) for i, s in enumerate(seats)]
+        self.inhabit(specs, Faults().duplicate(rng.choice((0.01, 0.1))).reorder(rng.choice((0.01, 0.05))))
+        self._num_born = len(specs)
 
     def _data(self, rng: random.Random, stages: int) -> dict[str, Any]:
         data = a_manifest(rng, stages, 2, 10_000, self.seed)
@@ -73,19 +66,10 @@ class Churn:
     def _spec(self, peer: str, founder: bool, stage: int) -> NodeSpec:
         return NodeSpec(Member(peer, self.rng.randint(1, 9)), peer, founder, stage, self.rng.uniform(0.005, 0.03))
 
-    def run(self) -> Lived:
-        """Live through it."""
-        try:
-            return self._run()
-        except BrokenError as error:
-            error.add_note(f"replay: regrow sim --life churn --seed {self.seed}")
-            raise
-
     def _run(self) -> Lived:
         world = self.world
-        for index, spec in enumerate(self._specs):
-            world.boot(spec, 0.0 if not index else self.rng.uniform(0.0, 4.0))
-        require(world.run(lambda: self.watch.step >= 3, START_S), f"does not start: {self._situation()}")
+        self._boot(4.0)
+        self._until(3, START_S, "does not start")
         for _ in range(DISTURBANCES):
             self._disturb(self.rng.choice(KINDS))
             self._go_on(self.rng.randint(1, 3))
@@ -177,9 +161,7 @@ class Churn:
         return others and place.has_quorum_without(member)
 
     def _go_on(self, steps: int) -> None:
-        wanted = self.watch.step + steps
-        limit_s = PATIENCE_S + self.manifest.timing.join_pause_s
-        require(self.world.run(lambda: self.watch.step >= wanted, limit_s), f"stands still: {self._situation()}")
+        self._until(self.watch.step + steps, PATIENCE_S + self.manifest.timing.join_pause_s, "stands still")
 
     def _end(self) -> None:
         """Everybody's state is the one of the chain, and nobody owes a payload."""
@@ -190,11 +172,6 @@ class Churn:
                 if node.exit is None:
                     self.world.handle(node, LeaveAsked("the end"))
             require(node.exit is not None, f"{node!r} does not leave at once when asked twice")
-
-    def _situation(self) -> str:
-        says = "; ".join(f"{node!r}: {node.says}" for node in self.world.alive())
-        seats = ", ".join(f"{s}:{m.peer}/{m.incarnation}:{x.role}" for (s, m), x in sorted(self.watch.place.seats.items()))
-        return f"step {self.watch.step} at {self.world.now:.2f} s; {seats}; {says}"
 
 
 def live_through(seed: int) -> Lived:

@@ -5,18 +5,13 @@ makes the rest again of what it has. It is the faster one by far; and gives its 
 from __future__ import annotations
 
 import random
-from collections import Counter
 from typing import Any
 
 from node.sim.faults import Faults
-from node.sim.heap import World
-from node.sim.invariants import Invariants
-from node.sim.machine import BrokenError, require
-from node.sim.network import Network
-from node.sim.nodes import NodeSpec, SimNode
-from node.sim.parting import chain_of
+from node.sim.life import Life
+from node.sim.machine import require
+from node.sim.nodes import NodeSpec, SimNode, chain_of
 from node.sim.scenario import a_manifest
-from node.sim.trial import real_state
 from protocol.ids import Member
 from protocol.manifest import from_mapping
 
@@ -26,21 +21,19 @@ AHEAD = 5
 """So many steps the one that is alone is ahead when it meets the others."""
 
 
-class CutOff:
+class CutOff(Life[None]):
     """See the module. The others keep the coordinator and a quorum, and rebuild what they lost. Raises `BrokenError`."""
 
+    name = "cut-off"
+
     def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.rng = rng = random.Random(f"cut off {seed}")
-        self.counts: Counter[str] = Counter()
+        super().__init__(seed, random.Random(f"cut off {seed}"))
+        rng = self.rng
         self.num_stages = rng.randint(3, 5)
         self.manifest = from_mapping(self._data())
         self._alone = f"peer{rng.choice((1, self.num_stages - 1)):02d}"
-        self._specs = [self._spec(stage) for stage in range(self.num_stages)]
-        self.watch = Invariants(self.manifest, self._specs[0].member)
-        self.faults = Faults().duplicate(rng.choice((0.01, 0.1))).reorder(rng.choice((0.01, 0.05)))
-        self.world = World(self.manifest, rng, Network(rng, self.faults.weather), self.faults, self.watch, real_state)
-        self.watch.now = lambda: self.world.now
+        specs = [self._spec(stage) for stage in range(self.num_stages)]
+        self.inhabit(specs, Faults().duplicate(rng.choice((0.01, 0.1))).reorder(rng.choice((0.01, 0.05))))
         self.watch.reaches = self.world.reaches
 
     def _data(self) -> dict[str, Any]:
@@ -54,24 +47,15 @@ class CutOff:
         peer = f"peer{stage:02d}"
         return NodeSpec(Member(peer, 1), peer, stage == 0, stage, 0.001 if peer == self._alone else 0.05)
 
-    def run(self) -> None:
-        """Live through it."""
-        try:
-            self._run()
-        except BrokenError as error:
-            error.add_note(f"replay: regrow sim --life cut-off --seed {self.seed}")
-            raise
-
     def _run(self) -> None:
         world = self.world
-        for index, spec in enumerate(self._specs):
-            world.boot(spec, 0.0 if not index else self.rng.uniform(0.0, 3.0))
-        require(world.run(lambda: self.watch.step >= STEPS, LIMIT_S), f"does not start: {self._situation()}")
+        self._boot(3.0)
+        self._until(STEPS, LIMIT_S, "does not start")
         alone = world.nodes[self._alone]
         others = [node for node in world.alive() if node is not alone]
         for other in others:
             self.faults.cut((alone.peer, other.peer), (world.now, world.now + 10 * LIMIT_S))
-        lead = world.nodes[self._specs[0].member.peer]
+        lead = world.nodes[self.specs[0].member.peer]
         require(world.run(lambda: self._is_ahead(alone, lead), LIMIT_S), f"it does not train alone: {self._situation()}")
         self.faults.weather.cuts.clear()
         losses = [self.watch.places[chain_of(node).head].losses for node in (alone, lead)]

@@ -13,13 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from node.sim.faults import Faults, Strike
-from node.sim.heap import World
-from node.sim.invariants import Invariants
-from node.sim.machine import BrokenError, require
-from node.sim.network import Network
+from node.sim.life import START_S, Life
+from node.sim.machine import require
 from node.sim.nodes import NodeSpec, SimNode
 from node.sim.scenario import a_manifest
-from node.sim.trial import real_state
 from protocol.events import LeaveAsked
 from protocol.ids import Member
 from protocol.manifest import from_mapping
@@ -30,7 +27,6 @@ Room = Literal["computing", "keeping", "nothing"]
 Fault = Literal["none", "heir", "leaver", "coordinator"]
 ROOMS: tuple[Room, ...] = ("computing", "keeping", "nothing")
 FAULTS: tuple[Fault, ...] = ("none", "none", "heir", "leaver", "coordinator")
-START_S = 300.0
 STEPS = 3
 NOTICE_S = 20.0
 GRACE_S = 3.0
@@ -46,24 +42,21 @@ class Left:
     counts: Counter[str] = field(default_factory=Counter)
 
 
-class Leaving:
+class Leaving(Life[Left]):
     """See the module. Raises `BrokenError`."""
 
+    name = "leaving"
+
     def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.rng = rng = random.Random(f"leaving {seed}")
+        super().__init__(seed, random.Random(f"leaving {seed}"))
+        rng = self.rng
         self.room: Room = ROOMS[seed % len(ROOMS)]
         self.fault: Fault = FAULTS[seed // len(ROOMS) % len(FAULTS)]
         self.num_stages = rng.randint(3, 6)
         self.manifest = from_mapping(self._data())
-        self.counts: Counter[str] = Counter()
-        self.specs = [self._spec(f"peer{stage:02d}", stage == 0, stage) for stage in range(self.num_stages)]
+        specs = [self._spec(f"peer{stage:02d}", stage == 0, stage) for stage in range(self.num_stages)]
         self.spares = [self._spec(f"spare{n:02d}", False, -1) for n in range(rng.choice((0, 0, 1)))]
-        self.watch = Invariants(self.manifest, self.specs[0].member)
-        self.faults = Faults().duplicate(rng.choice((0.01, 0.05))).reorder(rng.choice((0.01, 0.05)))
-        self.network = Network(rng, self.faults.weather)
-        self.world = World(self.manifest, rng, self.network, self.faults, self.watch, real_state)
-        self.watch.now = lambda: self.world.now
+        self.inhabit(specs, Faults().duplicate(rng.choice((0.01, 0.05))).reorder(rng.choice((0.01, 0.05))))
         self._struck = False
 
     def _data(self) -> dict[str, Any]:
@@ -87,19 +80,14 @@ class Leaving:
         more = max(most(self.manifest, s) for s in every) if most else 0
         return need_bytes(self.manifest, stage) + passive_bytes(self.manifest) + more
 
-    def run(self) -> Left:
-        """Live through it."""
-        try:
-            return self._run()
-        except BrokenError as error:
-            error.add_note(f"{self.room}, {self.fault}; replay: regrow sim --life leaving --seed {self.seed}")
-            raise
+    def about(self) -> str:
+        """The room of the others, and the fault."""
+        return f"{self.room}, {self.fault}"
 
     def _run(self) -> Left:
         world, rng = self.world, self.rng
-        for index, spec in enumerate(self.specs):
-            world.boot(spec, 0.0 if not index else rng.uniform(0.0, 3.0))
-        require(world.run(lambda: self.watch.step >= STEPS, START_S), f"does not start: {self._situation()}")
+        self._boot(3.0)
+        self._until(STEPS, START_S, "does not start")
         for spec in self.spares:
             world.boot(spec, world.now)
         world.run(lambda: False, rng.uniform(0.0, 3.0))
@@ -171,20 +159,11 @@ class Leaving:
         for number in range(self.num_stages):
             spec = self._spec(f"late{number:02d}", False, -1)
             self.world.boot(replace(spec, memory_bytes=PROCESS_BYTES << 3), self.world.now)
-        require(self.world.run(lambda: self.watch.step >= wanted, 200.0), f"stands still: {self._situation()}")
+        self._until(wanted, 200.0, "stands still")
         self.counts["went on with newcomers"] += 1
 
     def _is_lost_for_good(self) -> bool:
         """Is there a stage that nobody who lives has, and that is not made of others?"""
-        alive = {node.spec.member for node in self.world.alive()}
-        lost = [s for s in range(self.num_stages) if not alive & set(self.watch.place.holders(s))]
+        lost = self._without_holder()
         never = self.manifest.recovery.policy == "none" or 0 in lost or len(lost) >= self.num_stages - 1
         return bool(lost) and never
-
-    def _holder(self, stage: int) -> SimNode:
-        return self.world.nodes[self.watch.place.active(stage)[0].peer]
-
-    def _situation(self) -> str:
-        says = "; ".join(f"{node!r}: {node.says}" for node in self.world.alive())
-        seats = ", ".join(f"{s}:{m.peer}:{x.role}" for (s, m), x in sorted(self.watch.place.seats.items()))
-        return f"step {self.watch.step} at {self.world.now:.2f} s; {seats}; {says}"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from node.sim.churn import Churn
 from node.sim.cut_off import CutOff
 from node.sim.faults import COORDINATOR_PHASES, SEAT_PHASES
-from node.sim.heap import World
-from node.sim.invariants import Invariants
 from node.sim.leaving import Leaving
+from node.sim.life import Life
 from node.sim.mixed import Mixed
 from node.sim.mixture import Options
 from node.sim.parting import Parting
@@ -24,34 +23,24 @@ from node.sim.trial import Trial
 TAKEOVERS = {f"takeover-{phase}": phase for phase in (*COORDINATOR_PHASES, *SEAT_PHASES)}
 
 
-class Life(Protocol):
-    """One seed of one kind."""
-
-    watch: Invariants
-    world: World
-
-    def run(self) -> Any:
-        """Live through it. Raises `BrokenError`."""
-
-
-NARROW: dict[str, Callable[[int], Life]] = {
-    "static": lambda seed: Trial(make_scenario(seed)),
-    "churn": Churn,
-    "parting": Parting,
-    "regrowth": Regrowth,
-    "leaving": Leaving,
-    "remnant": Remnant,
-    "scattered": Scattered,
-    "cut-off": CutOff,
-    "reroute": Rerouting,
+NARROW: dict[str, Callable[[int], Life[Any]]] = {
+    Trial.name: lambda seed: Trial(make_scenario(seed)),
+    Churn.name: Churn,
+    Parting.name: Parting,
+    Regrowth.name: Regrowth,
+    Leaving.name: Leaving,
+    Remnant.name: Remnant,
+    Scattered.name: Scattered,
+    CutOff.name: CutOff,
+    Rerouting.name: Rerouting,
     **{name: lambda seed, phase=phase: Trial(make_takeover(seed, phase)) for name, phase in TAKEOVERS.items()},  # type: ignore[misc]
 }
 """Lives in which only one thing happens. `takeover-PHASE`: the coordinator goes before it does this."""
 
 
-def make_life(name: str, options: Options) -> Life:
+def make_life(name: str, options: Options) -> Life[Any]:
     """Raises `ValueError` for a name that there is not, or where the life has its own number of nodes and faults."""
-    if name == "mixed":
+    if name == Mixed.name:
         return Mixed(options)
     if name not in NARROW:
         raise ValueError(f"--life {name}: there is no such life; there are mixed, {', '.join(NARROW)}")
@@ -60,7 +49,7 @@ def make_life(name: str, options: Options) -> Life:
     return NARROW[name](options.seed)
 
 
-def tell(life: Life, limit: int) -> list[str]:
+def tell(life: Life[Any], limit: int) -> list[str]:
     """The swarm, and the last `limit` lines of what happened in it."""
     head: list[str] = []
     if isinstance(life, Mixed):

@@ -16,18 +16,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from node.sim.faults import Faults
-from node.sim.heap import World
-from node.sim.invariants import Invariants
+from node.sim.life import START_S, Life
 from node.sim.machine import require
 from node.sim.mishaps import Mishaps
 from node.sim.mixture import WEATHER, Mixture, Options
-from node.sim.network import Network
-from node.sim.nodes import MakeState
-from node.sim.trial import real_state
+from node.sim.nodes import MakeState, real_state
 from protocol.chain import is_quorum
 from protocol.events import LeaveAsked
 
-START_S = 300.0
 CALM_STEPS = 3
 STEPS_AFTER = 3
 
@@ -53,32 +49,28 @@ class Lived:
     counts: Counter[str] = field(default_factory=Counter)
 
 
-class Mixed:
-    """See the module. Raises `BrokenError`, or what a node raised, with the command that replays it in a note."""
+class Mixed(Life[Lived]):
+    """See the module."""
+
+    name = "mixed"
 
     def __init__(self, options: Options, make_state: MakeState = real_state) -> None:
         self.options = options
         self.mixture = mixture = Mixture(options)
-        self.manifest, rng = mixture.manifest, mixture.rng
-        self.watch = Invariants(self.manifest, mixture.specs[0].member)
-        self.faults = Faults()
-        self.world = World(self.manifest, rng, Network(rng, self.faults.weather), self.faults, self.watch, make_state)
-        self.watch.now = lambda: self.world.now
+        super().__init__(options.seed, mixture.rng)
+        self.manifest = mixture.manifest
+        self.inhabit(mixture.specs, Faults(), make_state)
         self.world.directory_parts = mixture.directory_parts
-        self.mishaps = Mishaps(self.world, self.faults, rng, mixture.is_careful, mixture.newcomer)
+        self.mishaps = Mishaps(self.world, self.faults, self.rng, mixture.is_careful, mixture.newcomer)
 
-    def run(self) -> Lived:
-        """Live through it."""
-        try:
-            return self._run()
-        except Exception as error:
-            error.add_note(f"replay: {self.options.replay}")
-            raise
+    @property
+    def replay(self) -> str:
+        """See `Life`."""
+        return self.options.replay
 
     def _run(self) -> Lived:
         world, watch = self.world, self.watch
-        for index, spec in enumerate(self.mixture.specs):
-            world.boot(spec, 0.0 if not index else self.mixture.rng.uniform(0.0, 3.0))
+        self._boot(3.0)
         self._until(2, START_S, "does not start")
         first_at = world.now
         self._until(watch.step + CALM_STEPS, START_S, "does not train though nothing happened yet")
@@ -90,9 +82,6 @@ class Mixed:
         if verdict == "went on":
             self._end()
         return self._lived(verdict, steps, possible)
-
-    def _until(self, step: int, limit_s: float, what: str) -> None:
-        require(self.world.run(lambda: self.watch.step >= step, limit_s), f"{what}: {self._situation()}")
 
     def _break_things(self) -> None:
         """All of the plan, then wait until it has passed."""
@@ -124,7 +113,7 @@ class Mixed:
         quorum and no source for every stage; '' if it must."""
         place, manifest = self.watch.place, self.manifest
         alive = {node.spec.member for node in self.world.alive()}
-        lost = [stage for stage in range(manifest.num_stages) if not alive & set(place.holders(stage))]
+        lost = self._without_holder()
         if not lost:
             return ""
         if manifest.recovery.policy == "none":
@@ -173,11 +162,6 @@ class Mixed:
             rungs,
             counts,
         )
-
-    def _situation(self) -> str:
-        says = "; ".join(f"{node!r}: {node.says}" for node in self.world.alive())
-        seats = ", ".join(f"{s}:{m.peer}/{m.incarnation}:{x.role}" for (s, m), x in sorted(self.watch.place.seats.items()))
-        return f"step {self.watch.step} at {self.world.now:.2f} s; {seats}; {says}"
 
 
 def live_mixed(seed: int) -> Lived:

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from node.sim.machine import Pool, SimSeat, Thread
+from protocol.chain import Chain
 from protocol.commands import Command, Exit
 from protocol.events import Event
 from protocol.ids import Member, PeerId
 from protocol.manifest import Manifest
+from protocol.node_state import NodeConfig, NodeState
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,12 @@ class Decider(Protocol):
 
 MakeState = Callable[[Manifest, NodeSpec, str], Decider]
 """(manifest, spec, address) -> a fresh state."""
+
+
+def real_state(manifest: Manifest, spec: NodeSpec, address: str) -> Decider:
+    """The production decision object."""
+    config = NodeConfig(manifest, spec.member, spec.name, address, spec.founder, spec.wished_stage, spec.memory_bytes)
+    return NodeState(config)
 
 
 class SimNode:
@@ -77,3 +85,13 @@ class SimNode:
 
     def __repr__(self) -> str:
         return f"{self.peer}/{self.spec.member.incarnation}"
+
+
+def chain_of(node: SimNode) -> Chain:
+    """The node's."""
+    return node.state.chain  # type: ignore[attr-defined,no-any-return]
+
+
+def leader_of(node: SimNode) -> str:
+    """Whom the node follows."""
+    return str(node.state.leader.peer)  # type: ignore[attr-defined]

@@ -10,18 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from node.sim.faults import Faults
-from node.sim.heap import World
-from node.sim.invariants import Invariants, Place
-from node.sim.machine import BrokenError, require
-from node.sim.network import Network
-from node.sim.nodes import NodeSpec, SimNode
+from node.sim.invariants import Place
+from node.sim.life import START_S, Life
+from node.sim.machine import require
+from node.sim.nodes import NodeSpec, chain_of, leader_of
 from node.sim.scenario import a_manifest
-from node.sim.trial import real_state
-from protocol.chain import Chain
 from protocol.ids import Member
 from protocol.manifest import from_mapping
 
-START_S = 300.0
 WHOLE_S = 400.0
 STEPS_AFTER = 3
 
@@ -38,25 +34,22 @@ class Parted:
     counts: Counter[str] = field(default_factory=Counter)
 
 
-class Parting:
+class Parting(Life[Parted]):
     """See the module. Each side holds every stage, or one of them does not; the coordinator is on either. Whoever lacks a stage
     makes it again, where the policy allows."""
 
+    name = "parting"
+
     def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.rng = rng = random.Random(f"parting {seed}")
-        self.counts: Counter[str] = Counter()
+        super().__init__(seed, random.Random(f"parting {seed}"))
+        rng = self.rng
         stages = rng.randint(1, 3)
         self.manifest = from_mapping(self._data(rng, stages))
         seats = [s for s in range(stages + 1) for _ in range(2)]
         seats += [rng.randrange(stages + 1) for _ in range(rng.randint(0, 2))]
-        self._specs = [self._spec(i, stage) for i, stage in enumerate(seats)]
+        specs = [self._spec(i, stage) for i, stage in enumerate(seats)]
         self._sides = self._part(seats)
-        self.watch = Invariants(self.manifest, self._specs[0].member)
-        self.faults = Faults().duplicate(rng.choice((0.01, 0.1))).reorder(rng.choice((0.01, 0.05)))
-        self.network = Network(rng, self.faults.weather)
-        self.world = World(self.manifest, rng, self.network, self.faults, self.watch, real_state)
-        self.watch.now = lambda: self.world.now
+        self.inhabit(specs, Faults().duplicate(rng.choice((0.01, 0.1))).reorder(rng.choice((0.01, 0.05))))
         self.watch.reaches = self.world.reaches
 
     def _data(self, rng: random.Random, stages: int) -> dict[str, Any]:
@@ -81,19 +74,10 @@ class Parting:
             sides[side].append(f"peer{number:02d}")
         return sides
 
-    def run(self) -> Parted:
-        """Live through it. Raises `BrokenError`."""
-        try:
-            return self._run()
-        except BrokenError as error:
-            error.add_note(f"replay: regrow sim --life parting --seed {self.seed}")
-            raise
-
     def _run(self) -> Parted:
         world, rng = self.world, self.rng
-        for index, spec in enumerate(self._specs):
-            world.boot(spec, 0.0 if not index else rng.uniform(0.0, 4.0))
-        require(world.run(lambda: self.watch.step >= 3, START_S), f"does not start: {self._situation()}")
+        self._boot(4.0)
+        self._until(3, START_S, "does not start")
         timing = self.manifest.timing
         heals_at = world.now + timing.fork_after_s + rng.uniform(1.0, 12.0) * timing.lapse_s
         self.faults.part(*self._sides, (world.now, heals_at))
@@ -130,16 +114,6 @@ class Parting:
         says = "; ".join(f"{node!r} {chain_of(node).lineage[:4]}: {node.says}" for node in self.world.alive())
         seats = ", ".join(f"{s}:{m.peer}/{m.incarnation}:{x.role}" for (s, m), x in sorted(self._place().seats.items()))
         return f"step {self.watch.step} at {self.world.now:.2f} s; {self._sides}; {seats}; {says}"
-
-
-def chain_of(node: SimNode) -> Chain:
-    """The node's."""
-    return node.state.chain  # type: ignore[attr-defined,no-any-return]
-
-
-def leader_of(node: SimNode) -> str:
-    """Whom the node follows."""
-    return str(node.state.leader.peer)  # type: ignore[attr-defined]
 
 
 def live_parted(seed: int) -> Parted:

@@ -12,13 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from node.sim.faults import Faults, Phase, Strike
-from node.sim.heap import World
-from node.sim.invariants import Invariants
-from node.sim.machine import BrokenError, require
-from node.sim.network import Network
+from node.sim.life import START_S, Life
+from node.sim.machine import require
 from node.sim.nodes import NodeSpec, SimNode
 from node.sim.scenario import a_manifest
-from node.sim.trial import real_state
 from protocol.ids import Member
 from protocol.manifest import from_mapping
 
@@ -27,7 +24,6 @@ When = Literal["forward", "backward", "reduce", "commit", "grace", "handover"]
 WHICH: tuple[Which, ...] = ("single", "adjacent", "stage 0 and S1", "random")
 WHEN: tuple[When, ...] = ("forward", "backward", "reduce", "commit", "grace", "handover")
 PHASES: dict[When, Phase] = {"forward": "forward", "backward": "backward", "reduce": "reduce", "commit": "apply"}
-START_S = 300.0
 STEPS = 3
 GRACE_S = 4.0
 WAIT_S = 2.0
@@ -44,22 +40,20 @@ class Regrown:
     counts: Counter[str] = field(default_factory=Counter)
 
 
-class Regrowth:
+class Regrowth(Life[Regrown]):
     """See the module. Raises `BrokenError`."""
 
+    name = "regrowth"
+
     def __init__(self, seed: int, cell: tuple[Which, When] | None = None) -> None:
-        self.seed = seed
-        self.rng = rng = random.Random(f"regrowth {seed} {cell}")
+        super().__init__(seed, random.Random(f"regrowth {seed} {cell}"))
+        rng = self.rng
         self.cell = cell or (WHICH[seed % len(WHICH)], WHEN[seed // len(WHICH) % len(WHEN)])
         self.num_stages = rng.randint(5, 7)
         self.manifest = from_mapping(self._data())
-        self.counts: Counter[str] = Counter()
-        self.specs = [self._spec(f"peer{stage:02d}", stage == 0, stage) for stage in range(self.num_stages)]
+        specs = [self._spec(f"peer{stage:02d}", stage == 0, stage) for stage in range(self.num_stages)]
         self.spares = [self._spec(f"spare{n:02d}", False, -1) for n in range(rng.choice((0, 1, 3)))]
-        self.watch = Invariants(self.manifest, self.specs[0].member)
-        self.faults = Faults().duplicate(rng.choice((0.01, 0.05))).reorder(rng.choice((0.01, 0.05)))
-        self.world = World(self.manifest, rng, Network(rng, self.faults.weather), self.faults, self.watch, real_state)
-        self.watch.now = lambda: self.world.now
+        self.inhabit(specs, Faults().duplicate(rng.choice((0.01, 0.05))).reorder(rng.choice((0.01, 0.05))))
 
     def _data(self) -> dict[str, Any]:
         rng = self.rng
@@ -72,26 +66,20 @@ class Regrowth:
     def _spec(self, peer: str, founder: bool, stage: int) -> NodeSpec:
         return NodeSpec(Member(peer, 1), peer, founder, stage, self.rng.uniform(0.005, 0.03))
 
-    def run(self) -> Regrown:
-        """Live through it."""
-        try:
-            return self._run()
-        except BrokenError as error:
-            error.add_note(f"{self.cell}; replay: regrow sim --life regrowth --seed {self.seed}")
-            raise
+    def about(self) -> str:
+        """Which cell."""
+        return str(self.cell)
 
     def _run(self) -> Regrown:
         world = self.world
-        for index, spec in enumerate(self.specs):
-            world.boot(spec, 0.0 if not index else self.rng.uniform(0.0, 3.0))
-        require(world.run(lambda: self.watch.step >= STEPS, START_S), f"does not start: {self._situation()}")
+        self._boot(3.0)
+        self._until(STEPS, START_S, "does not start")
         for spec in self.spares:
             world.boot(spec, world.now)
         lost = self._lost()
         self._strike(lost)
         struck_at, before = world.now, self.watch.step
-        goes_on = world.run(lambda: self.watch.step >= before + STEPS, self._limit_s())
-        require(goes_on, f"stages {lost} do not regrow: {self._situation()}")
+        self._until(before + STEPS, self._limit_s(), f"stages {lost} do not regrow")
         after = next(at for at, _, _ in self.watch.commits if at > struck_at)
         for stage in range(self.num_stages):
             require(bool(self.watch.place.active(stage)), f"stage {stage} has no holder: {self._situation()}")
@@ -149,9 +137,6 @@ class Regrowth:
                 self.world.hit(node, Strike("crash", first, 0, "forward", loud=self.rng.random() < 0.5))
                 self.counts["killed too"] += 1
 
-    def _holder(self, stage: int) -> SimNode:
-        return self.world.nodes[self.watch.place.active(stage)[0].peer]
-
     def _newcomer(self, stage: int) -> SimNode | None:
         """Whoever makes the lost stage now; nobody where that is a node which others need."""
         active = self.watch.place.active(stage)
@@ -162,8 +147,3 @@ class Regrowth:
     def _limit_s(self) -> float:
         timing = self.manifest.timing
         return 20 * timing.lapse_s + 4 * (GRACE_S + WAIT_S) + 3 * timing.first_microbatch_s + 60.0
-
-    def _situation(self) -> str:
-        says = "; ".join(f"{node!r}: {node.says}" for node in self.world.alive())
-        seats = ", ".join(f"{s}:{m.peer}/{m.incarnation}:{x.role}" for (s, m), x in sorted(self.watch.place.seats.items()))
-        return f"step {self.watch.step} at {self.world.now:.2f} s; {seats}; {says}"

@@ -10,19 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from node.sim.faults import Faults, Strike
-from node.sim.heap import World
-from node.sim.invariants import Invariants
-from node.sim.machine import BrokenError, require
-from node.sim.network import Network
-from node.sim.nodes import NodeSpec, SimNode
-from node.sim.parting import chain_of, leader_of
+from node.sim.life import START_S, Life
+from node.sim.machine import require
+from node.sim.nodes import NodeSpec, SimNode, chain_of, leader_of
 from node.sim.scenario import a_manifest
-from node.sim.trial import real_state
 from protocol.chain import is_quorum
 from protocol.ids import Member
 from protocol.manifest import from_mapping
 
-START_S = 300.0
 STEPS = 3
 GRACE_S = 4.0
 WAIT_S = 2.0
@@ -40,21 +35,19 @@ class Left:
     counts: Counter[str] = field(default_factory=Counter)
 
 
-class Remnant:
+class Remnant(Life[Left]):
     """See the module. One replica per stage; one who is left has a copy of the embedding. Raises `BrokenError`."""
 
+    name = "remnant"
+
     def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.rng = rng = random.Random(f"remnant {seed}")
-        self.counts: Counter[str] = Counter()
+        super().__init__(seed, random.Random(f"remnant {seed}"))
+        rng = self.rng
         self.num_stages = rng.randint(4, 7)
         self.manifest = from_mapping(self._data())
-        self._specs = [self._spec(f"peer{stage:02d}", stage) for stage in range(self.num_stages)]
+        specs = [self._spec(f"peer{stage:02d}", stage) for stage in range(self.num_stages)]
         self._spares = [self._spec(f"spare{n:02d}", -1) for n in range(rng.choice((0, 0, 1, 3)))]
-        self.watch = Invariants(self.manifest, self._specs[0].member)
-        self.faults = Faults().duplicate(rng.choice((0.01, 0.05))).reorder(rng.choice((0.01, 0.05)))
-        self.world = World(self.manifest, rng, Network(rng, self.faults.weather), self.faults, self.watch, real_state)
-        self.watch.now = lambda: self.world.now
+        self.inhabit(specs, Faults().duplicate(rng.choice((0.01, 0.05))).reorder(rng.choice((0.01, 0.05))))
         self.watch.reaches = self.world.reaches
 
     def _data(self) -> dict[str, Any]:
@@ -69,20 +62,11 @@ class Remnant:
     def _spec(self, peer: str, stage: int) -> NodeSpec:
         return NodeSpec(Member(peer, 1), peer, stage == 0, stage, self.rng.uniform(0.005, 0.03))
 
-    def run(self) -> Left:
-        """Live through it."""
-        try:
-            return self._run()
-        except BrokenError as error:
-            error.add_note(f"replay: regrow sim --life {type(self).__name__.lower()} --seed {self.seed}")
-            raise
-
     def _begin(self) -> None:
         """Until some steps are committed."""
         world = self.world
-        for index, spec in enumerate(self._specs):
-            world.boot(spec, 0.0 if not index else self.rng.uniform(0.0, 3.0))
-        require(world.run(lambda: self.watch.step >= STEPS, START_S), f"does not start: {self._situation()}")
+        self._boot(3.0)
+        self._until(STEPS, START_S, "does not start")
         for spec in self._spares:
             world.boot(spec, world.now)
         world.run(lambda: False, self.rng.uniform(0.0, 3.0))
@@ -95,13 +79,11 @@ class Remnant:
         world = self.world
         self._begin()
         self._die()
-        alive = {node.spec.member for node in world.alive()}
-        lost = [s for s in range(self.num_stages) if not alive & set(self.watch.place.holders(s))]
-        before, died_at, at_most = self.watch.step, world.now, self._at_most(len(alive), len(lost))
-        goes_on = world.run(lambda: self.watch.step > before, at_most)
-        require(goes_on, f"stages {lost} do not come back within {at_most:.0f} s: {self._situation()}")
+        lost = self._without_holder()
+        before, died_at, at_most = self.watch.step, world.now, self._at_most(len(world.alive()), len(lost))
+        self._until(before + 1, at_most, f"stages {lost} do not come back within {at_most:.0f} s")
         seconds = world.now - died_at
-        require(world.run(lambda: self.watch.step > before + STEPS, at_most), f"stands still: {self._situation()}")
+        self._until(before + STEPS + 1, at_most, "stands still")
         self.counts.update(self.watch.num_checked)
         rungs = {stage: rung for (stage, _, _), rung in self.watch.recovered.items()}
         self.counts["copied in time"] = sum(rungs.get(stage) == "handover" for stage in lost)
@@ -128,14 +110,11 @@ class Remnant:
         forks = timing.fork_after_s + (4 + num_alive) * timing.lapse_s
         return forks + GRACE_S + num_lost * (WAIT_S + 2 * timing.heartbeat_s) + 2 * timing.first_microbatch_s
 
-    def _situation(self) -> str:
-        says = "; ".join(f"{node!r}: {node.says}" for node in self.world.alive())
-        seats = ", ".join(f"{s}:{m.peer}/{m.incarnation}:{x.role}" for (s, m), x in sorted(self.watch.place.seats.items()))
-        return f"step {self.watch.step} at {self.world.now:.2f} s; {seats}; {says}"
-
 
 class Scattered(Remnant):
     """One of those that are left is cut off from the others for a while, before or after they went on. All become one again."""
+
+    name = "scattered"
 
     def _run(self) -> Left:
         world, rng, timing = self.world, self.rng, self.manifest.timing

@@ -9,13 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from node.sim.faults import Faults, Phase, Strike
-from node.sim.heap import World
-from node.sim.invariants import Invariants
-from node.sim.machine import BrokenError, require
-from node.sim.network import Network
-from node.sim.nodes import Decider, NodeSpec
+from node.sim.life import START_S, Life
+from node.sim.machine import require
+from node.sim.nodes import Decider, NodeSpec, real_state
 from node.sim.scenario import a_manifest
-from node.sim.trial import real_state
 from protocol.commands import Command, Compute, Note
 from protocol.events import Event
 from protocol.ids import Member
@@ -24,7 +21,6 @@ from protocol.manifest import Manifest, from_mapping
 Fault = Literal["crash", "silent", "freeze", "cut", "two", "cut, then lost"]
 FAULTS: tuple[Fault, ...] = ("crash", "silent", "freeze", "cut", "two", "cut, then lost")
 PHASES: tuple[Phase, ...] = ("forward", "backward", "accumulated", "reduce", "reduced")
-START_S = 300.0
 AT_STEP = 3
 STEPS_AFTER = 2
 
@@ -63,25 +59,22 @@ class _Counted:
         return commands
 
 
-class Rerouting:
+class Rerouting(Life[Rerouted]):
     """See the module. Raises `BrokenError`."""
 
+    name = "reroute"
+
     def __init__(self, seed: int, cell: tuple[Fault, Phase] | None = None) -> None:
-        self.seed = seed
-        self.rng = rng = random.Random(f"rerouting {seed} {cell}")
+        super().__init__(seed, random.Random(f"rerouting {seed} {cell}"))
+        rng = self.rng
         self.fault, self.phase = cell or (FAULTS[seed % len(FAULTS)], PHASES[seed // len(FAULTS) % len(PHASES)])
         stages = rng.randint(2, 3)
         self.replicas = [rng.choice((1, 2)), *(3 if self.fault == "two" else 2 for _ in range(stages))]
         self.manifest = self._manifest(stages)
-        self.specs = self._specs()
-        self.watch = Invariants(self.manifest, self.specs[0].member)
-        self.faults = Faults().duplicate(rng.choice((0.01, 0.1))).reorder(rng.choice((0.01, 0.05)))
-        self.network = Network(rng, self.faults.weather)
-        self.world = World(self.manifest, rng, self.network, self.faults, self.watch, self._make)
-        self.watch.now = lambda: self.world.now
+        specs = self._specs()
+        self.inhabit(specs, Faults().duplicate(rng.choice((0.01, 0.1))).reorder(rng.choice((0.01, 0.05))), self._make)
         self.passes: Counter[int] = Counter()
         self.voided: set[tuple[int, int]] = set()
-        self.counts: Counter[str] = Counter()
 
     def _make(self, manifest: Manifest, spec: NodeSpec, address: str) -> Decider:
         return _Counted(real_state(manifest, spec, address), self)
@@ -101,13 +94,9 @@ class Rerouting:
             for i, stage in enumerate(seats)
         ]
 
-    def run(self) -> Rerouted:
-        """Live through it."""
-        try:
-            return self._run()
-        except BrokenError as error:
-            error.add_note(f"{self.fault} in {self.phase}; replay: regrow sim --life reroute --seed {self.seed}")
-            raise
+    def about(self) -> str:
+        """Which fault."""
+        return f"{self.fault} in {self.phase}"
 
     def _run(self) -> Rerouted:
         world, watch = self.world, self.watch
@@ -118,9 +107,9 @@ class Rerouting:
         self._strike()
         struck_at, step = world.now, watch.step + 1
         limit_s = 10 * self.manifest.timing.lapse_s + self.manifest.timing.first_microbatch_s + 60.0
-        require(world.run(lambda: watch.step >= step, limit_s), f"step {step} is not committed: {self._situation()}")
+        self._until(step, limit_s, f"step {step} is not committed")
         seconds = world.now - struck_at
-        require(world.run(lambda: watch.step >= step + STEPS_AFTER, limit_s), f"stands still: {self._situation()}")
+        self._until(step + STEPS_AFTER, limit_s, "stands still")
         attempts = 1 + len({at for at in self.voided if at[0] == step})
         self.counts.update(watch.num_checked)
         least = self.manifest.batch.num_microbatches * (2 * self.manifest.num_block_stages + 3)
@@ -178,8 +167,3 @@ class Rerouting:
             if led_around:
                 self.world.run(lambda: False, self.rng.choice((0.05, 0.3, 1.0)))
             self.world.hit(self.world.nodes[one.peer], Strike("crash", stage, 0, "forward", loud=self.rng.random() < 0.5))
-
-    def _situation(self) -> str:
-        says = "; ".join(f"{node!r}: {node.says}" for node in self.world.alive())
-        seats = ", ".join(f"{s}:{m.peer}/{m.incarnation}:{x.role}" for (s, m), x in sorted(self.watch.place.seats.items()))
-        return f"step {self.watch.step} at {self.world.now:.2f} s; {seats}; {says}"

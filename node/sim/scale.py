@@ -26,10 +26,9 @@ from node.sim.heap import World
 from node.sim.invariants import Invariants
 from node.sim.machine import require
 from node.sim.network import Network
-from node.sim.nodes import NodeSpec
+from node.sim.nodes import NodeSpec, real_state
 from node.sim.sparse import SparseInvariants, SparseWorld
 from node.sim.traffic import Traffic
-from node.sim.trial import real_state
 from protocol.commands import Note
 from protocol.ids import ATTEMPTS_PER_TERM, Member, PeerId
 from protocol.manifest import Manifest, from_mapping

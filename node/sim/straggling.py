@@ -12,8 +12,7 @@ from node.sim.heap import World
 from node.sim.invariants import Invariants
 from node.sim.machine import require
 from node.sim.network import Network
-from node.sim.nodes import NodeSpec, SimNode
-from node.sim.trial import real_state
+from node.sim.nodes import NodeSpec, SimNode, real_state
 from protocol.commands import Note
 from protocol.ids import Member, PeerId, members_of
 from protocol.manifest import from_mapping

@@ -9,17 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from node.sim.faults import Faults
-from node.sim.heap import World
-from node.sim.invariants import Invariants
-from node.sim.machine import BrokenError, require
-from node.sim.network import Network
-from node.sim.nodes import Decider, MakeState, NodeSpec, SimNode
+from node.sim.life import START_S, Life
+from node.sim.machine import require
+from node.sim.nodes import MakeState, SimNode, real_state
 from node.sim.scenario import STEPS_AFTER, STEPS_BEFORE, Scenario, make_scenario
 from protocol.events import LeaveAsked
-from protocol.manifest import Manifest
-from protocol.node_state import NodeConfig, NodeState
 
-START_LIMIT_S = 300.0
 SETTLE_S = 40.0
 OVERDUE_STEPS = 3
 
@@ -44,14 +39,10 @@ def replay_command(seed: int, takeover: str = "") -> str:
     return f"regrow sim --life {f'takeover-{takeover}' if takeover else 'static'} --seed {seed}"
 
 
-def real_state(manifest: Manifest, spec: NodeSpec, address: str) -> Decider:
-    """The production decision object."""
-    config = NodeConfig(manifest, spec.member, spec.name, address, spec.founder, spec.wished_stage, spec.memory_bytes)
-    return NodeState(config)
-
-
-class Trial:
+class Trial(Life[Outcome]):
     """One scenario being lived through."""
+
+    name = "static"
 
     def __init__(
         self,
@@ -59,34 +50,27 @@ class Trial:
         make_state: MakeState = real_state,
         wire: Callable[[Any], Any] | None = None,
     ) -> None:
-        self.scenario = scenario
-        rng = random.Random(f"world {scenario.seed}")
-        self.faults = Faults().duplicate(scenario.duplicate).reorder(scenario.reorder).add(scenario.strike)
-        founder = next(spec for _, spec in scenario.nodes if spec.founder)
-        self.watch = Invariants(scenario.manifest, founder.member)
-        network = Network(rng, self.faults.weather)
-        self.world = World(scenario.manifest, rng, network, self.faults, self.watch, make_state, wire)
-        self.watch.now = lambda: self.world.now
-        self.founder = founder.member
+        super().__init__(scenario.seed, random.Random(f"world {scenario.seed}"))
+        self.scenario, self.manifest = scenario, scenario.manifest
+        specs = [spec for _, spec in scenario.nodes]
+        faults = Faults().duplicate(scenario.duplicate).reorder(scenario.reorder).add(scenario.strike)
+        self.inhabit(specs, faults, make_state, wire)
+        self.founder = next(spec.member for spec in specs if spec.founder)
         for at, spec in scenario.nodes:
             self.world.boot(spec, at)
 
-    def run(self) -> Outcome:
-        """Live through it. Raises `BrokenError` with the seed's replay command in a note."""
-        note = f"{self.scenario.strike}; replay: {replay_command(self.scenario.seed, self.scenario.takeover)}"
-        try:
-            return self._run()
-        except BrokenError as error:
-            error.add_note(note)
-            raise
-        except Exception as error:
-            broken = BrokenError(f"a node raised {type(error).__name__}: {error}")
-            broken.add_note(note)
-            raise broken from error
+    @property
+    def replay(self) -> str:
+        """See `Life`."""
+        return replay_command(self.scenario.seed, self.scenario.takeover)
+
+    def about(self) -> str:
+        """The strike."""
+        return str(self.scenario.strike)
 
     def _run(self) -> Outcome:
         world, watch = self.world, self.watch
-        reached = world.run(lambda: not self.faults.armed or self._is_overdue(), START_LIMIT_S)
+        reached = world.run(lambda: not self.faults.armed or self._is_overdue(), START_S)
         require(reached, f"no fault yet: {self._situation()}")
         self._strike_now()
         before = watch.step
@@ -122,12 +106,12 @@ class Trial:
         coordinator the others need a quorum of the voters, and all stages or the means to make them of others; else they go on
         when it thaws. After a long freeze of the only holder of a stage that cannot be made both may happen.
         """
-        strike, lapse_s = self.scenario.strike, self.scenario.manifest.timing.lapse_s
+        strike, lapse_s = self.scenario.strike, self.manifest.timing.lapse_s
         if strike.kind == "freeze" and strike.for_s < 0.5 * lapse_s:
             return True, ""
         place = self.watch.place
-        stages = [s for s in range(self.scenario.manifest.num_stages) if place.holders(s) == [struck.spec.member]]
-        if self.scenario.manifest.recovery.policy != "none" and 0 not in stages:
+        stages = [s for s in range(self.manifest.num_stages) if place.holders(s) == [struck.spec.member]]
+        if self.manifest.recovery.policy != "none" and 0 not in stages:
             stages = []
         if struck.spec.member == self.founder and (stages or not place.has_quorum_without(self.founder)):
             return (True, "") if strike.kind == "freeze" else (False, "coordinator")
@@ -136,19 +120,17 @@ class Trial:
         return not stages, f"stage {stages[0]}" if stages else ""
 
     def _must_go_on(self, before: int, fired_at: float) -> str:
-        manifest = self.scenario.manifest
+        manifest = self.manifest
         per_step = (fired_at - self.watch.commits[0][0]) / max(1, before - 1)
         limit_s = 6 * manifest.timing.lapse_s + 20 * per_step + manifest.timing.first_microbatch_s
         recovery = manifest.recovery
         limit_s += self.scenario.strike.for_s + recovery.rebuild_grace_s + recovery.newcomer_wait_s
-        reached = self.world.run(lambda: self.watch.step >= before + STEPS_AFTER, limit_s)
-        require(reached, f"stuck {limit_s:.1f} s after step {before}: {self._situation()}")
+        self._until(before + STEPS_AFTER, limit_s, f"stuck {limit_s:.1f} s after step {before}")
         return self._finish()
 
     def _finish(self) -> str:
-        last = self.scenario.manifest.last_step
-        limit_s = 10 * self.scenario.manifest.timing.lapse_s + 60
-        require(self.world.run(lambda: self.watch.step >= last, limit_s), f"not finished: {self._situation()}")
+        limit_s = 10 * self.manifest.timing.lapse_s + 60
+        self._until(self.manifest.last_step, limit_s, "not finished")
         self.world.run(lambda: all(node.dead for node in self._seated()), limit_s)
         for node in self._seated():
             require(node.exit is not None, f"{node!r} does not exit after the last step: {self._situation()}")
@@ -174,10 +156,10 @@ class Trial:
 
     def _may_do_either(self) -> str:
         before = self.watch.step
-        self.world.run(lambda: self.watch.step >= self.scenario.manifest.last_step, 3 * SETTLE_S)
+        self.world.run(lambda: self.watch.step >= self.manifest.last_step, 3 * SETTLE_S)
         if self.watch.step >= before + STEPS_AFTER:
             return "resumed"
-        place, stages = self.watch.place, range(self.scenario.manifest.num_stages)
+        place, stages = self.watch.place, range(self.manifest.num_stages)
         lost = [f"stage {stage}" for stage in stages if not place.active(stage)]
         require(bool(lost), f"stopped, and every stage has a holder: {self._situation()}")
         for node in self._seated():
@@ -197,10 +179,6 @@ class Trial:
     def _quiet(self) -> None:
         for node in self.world.alive():
             self.watch.quiet(node)
-
-    def _situation(self) -> str:
-        says = "; ".join(f"{node!r}: {node.says}" for node in self.world.alive())
-        return f"step {self.watch.step} at {self.world.now:.2f} s; {says}"
 
     def _outcome(self, verdict: str) -> Outcome:
         weather, strike = self.faults.weather, self.scenario.strike

@@ -10,9 +10,9 @@ import pytest
 
 from node.sim.invariants import Invariants
 from node.sim.machine import BrokenError, Pool
-from node.sim.nodes import Decider, NodeSpec, SimNode
+from node.sim.nodes import Decider, NodeSpec, SimNode, real_state
 from node.sim.scenario import make_scenario
-from node.sim.trial import Trial, real_state
+from node.sim.trial import Trial
 from protocol.commands import Apply, Command, Compute, Note, Reduce, Release, SendMessage
 from protocol.events import Event
 from protocol.ids import Ballot, Member, RecordId

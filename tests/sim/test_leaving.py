@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from node.sim.churn import START_S, Churn
+from node.sim.churn import Churn
 from node.sim.leaving import FAULTS, NOTICE_S, ROOMS, Leaving
+from node.sim.life import START_S
 from node.sim.machine import BrokenError, require
 from protocol.events import LeaveAsked
 
@@ -66,7 +67,7 @@ class AllAtOnce(Churn):
     def seconds(self) -> float:
         """Until the last one is gone."""
         world, rng = self.world, self.rng
-        for spec in self._specs:
+        for spec in self.specs:
             world.boot(spec, rng.uniform(0.0, 4.0) if spec.wished_stage else 0.0)
         require(world.run(lambda: self.watch.step >= 3, START_S), "it does not start")
         world.run(lambda: False, rng.uniform(0.0, 3.0))

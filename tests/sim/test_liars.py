@@ -18,9 +18,8 @@ from node.sim.faults import Faults
 from node.sim.heap import World
 from node.sim.invariants import Invariants
 from node.sim.network import Network
-from node.sim.nodes import NodeSpec, SimNode
+from node.sim.nodes import NodeSpec, SimNode, real_state
 from node.sim.scenario import Scenario, make_scenario
-from node.sim.trial import real_state
 from protocol.commands import Command, Note
 from protocol.events import Event
 from protocol.ids import Member

@@ -15,10 +15,8 @@ from node.sim.heap import World
 from node.sim.invariants import Invariants
 from node.sim.machine import require
 from node.sim.network import Network
-from node.sim.nodes import NodeSpec, SimNode
-from node.sim.parting import chain_of
+from node.sim.nodes import NodeSpec, SimNode, chain_of, real_state
 from node.sim.scenario import a_manifest
-from node.sim.trial import real_state
 from protocol.ids import Member
 from protocol.manifest import from_mapping
 

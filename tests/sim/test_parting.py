@@ -173,7 +173,7 @@ def test_a_strangers_claim_makes_nobody_yield() -> None:
     """It says that it is further, and is in the directory as a coordinator."""
     life = Parting(0)
     world, watch = life.world, life.watch
-    for spec in life._specs:
+    for spec in life.specs:
         world.boot(spec, 0.0)
     assert world.run(lambda: watch.step >= 3, 200.0)
     lead = world.nodes["peer00"]

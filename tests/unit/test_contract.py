@@ -18,9 +18,9 @@ import typer
 from node.cli.main import app
 from node.event_log import EventLog, read_events
 from node.http import finite
-from node.sim.nodes import NodeSpec
+from node.sim.nodes import NodeSpec, real_state
 from node.sim.scenario import make_scenario
-from node.sim.trial import Trial, real_state
+from node.sim.trial import Trial
 from protocol.commands import Command, Note
 from protocol.events import Event
 from protocol.manifest import Manifest

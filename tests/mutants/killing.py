@@ -22,7 +22,7 @@ from typing import NoReturn
 import pytest
 
 from tests.mutants.edits import Mutant
-from tests.mutants.lives import SWEEPS, live
+from tests.mutants.lives import SWEEPS, NoEnd, live
 from tests.mutants.swap import swap
 
 PYTEST = ["-q", "-s", "--no-header", "--tb=line", "--timeout=900", "-m", "not full"]
@@ -204,7 +204,7 @@ class Trial:
                 swap(mutant, self._root)
             if all(self._holds(stage, mutant, session, write) for stage in STAGES):
                 write("survived")
-        except TimeoutError:
+        except NoEnd:
             write("late")
 
     def _holds(self, stage: str, mutant: Mutant | None, session: pytest.Session, write: Callable[[str], object]) -> bool:

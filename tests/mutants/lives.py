@@ -30,6 +30,10 @@ LIMIT_CPU_S = 40.0
 MOST = sum(KINDS.values())
 
 
+class NoEnd(BaseException):  # noqa: N818 - like KeyboardInterrupt: no error of what is running
+    """A life comes to no end. Not an `Exception`, so that nothing on the way takes it for a defect of a node."""
+
+
 def schedule(most: int) -> list[tuple[str, int]]:
     """(kind, seed) for so many lives, the kinds spread evenly over them."""
     lives = [((seed + 0.5) / count, kind, seed) for kind, count in KINDS.items() for seed in range(count)]
@@ -37,11 +41,11 @@ def schedule(most: int) -> list[tuple[str, int]]:
 
 
 def _give_up(_signal: int, _frame: FrameType | None) -> NoReturn:
-    raise TimeoutError(f"this swarm comes to no end: over {LIMIT_CPU_S:.0f} s of computing")
+    raise NoEnd(f"this swarm comes to no end: over {LIMIT_CPU_S:.0f} s of computing")
 
 
 def live(tell: Callable[[str], object], most: int = MOST) -> None:
-    """One after another, each told before it begins. What breaks is raised; `TimeoutError`: one came to no end."""
+    """One after another, each told before it begins. What breaks is raised, and `NoEnd`."""
     before = signal.signal(signal.SIGVTALRM, _give_up)
     try:
         for kind, seed in schedule(most):

@@ -30,7 +30,7 @@ LIMIT_CPU_S = 40.0
 MOST = sum(KINDS.values())
 
 
-class NoEnd(BaseException):  # noqa: N818 - like KeyboardInterrupt: no error of what is running
+class NoEnd(BaseException):
     """A life comes to no end. Not an `Exception`, so that nothing on the way takes it for a defect of a node."""
 
 

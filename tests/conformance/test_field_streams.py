@@ -2,8 +2,8 @@
 peer takes what it is told far more slowly than it is told it (ten minutes of it in `make field`).
 
 Survived: under 0.1 MB per cycle after 50 to warm up, threads and descriptors flat; the slow one's queue is bounded. The node is
-a process of its own, its streams are mutual TLS, the cut is a reset on the way. The dialing side: `test_transport_processes.py`.
-That queues of payloads are bounded: `test_transport.py`.
+a process of its own, its streams are mutual TLS, the cut is a reset on the way. The dialing side: in
+`test_transport_processes.py`. That queues of payloads are bounded: `test_transport.py`.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class Acceptor:
         """The answer to a Prepare that was granted: where this voter stands, what it holds for the next place, and decided
         records that the candidate lacks."""
         assert self.promised == asked.ballot, f"{asked.ballot} was not granted, {self.promised} was"
-        held = self.holding if self.holding and self.holding.record.parent == chain.head else None
+        held = self.after(chain.head)
         left = (Proposed(held.ballot, held.record, held.shares),) if held else ()
         self._vote(chain.head)
         ahead = (chain.after(asked.head) or [])[:MAX_TOLD]
@@ -90,6 +90,10 @@ class Acceptor:
         self.holding = Holding(ballot, record, shares)
         self._vote(record.parent)
         return True
+
+    def after(self, head: RecordId) -> Holding | None:
+        """What this voter holds for the place after `head`: it may have been decided."""
+        return self.holding if self.holding and self.holding.record.parent == head else None
 
     def _vote(self, head: RecordId) -> None:
         if not self._voted or self._voted[-1] != head:

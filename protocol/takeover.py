@@ -282,10 +282,13 @@ class Takeover:
 
     def _holds_alone(self, peer: PeerId) -> bool:
         """Does the peer alone hold a stage, and is the policy to wait for it? Nothing could go on without it, and while it is
-        on the roster the run goes on when it comes back."""
+        on the roster the run goes on when it comes back. Who is seated by a record that is held here counts: it may be
+        decided, and whoever went after that was not alone."""
         if peer == self._me.peer or self._recovers:
             return False
-        others = {s.stage for s in self._chain.seatings if s.member.peer != peer and s.role != "learner"}
+        held = self._acceptor.after(self._chain.head)
+        joins = held.record.joins if held and not isinstance(held.record, Commit) else ()
+        others = {s.stage for s in (*self._chain.seatings, *joins) if s.member.peer != peer and s.role != "learner"}
         alone = {s.stage for s in self._chain.seatings if s.member.peer == peer} - others
         return bool(alone)
 

@@ -1,8 +1,8 @@
 """FIELD-CASE 1, a stage's peer is lost in the middle of a batch though another one holds the stage: its main process is killed,
 or only its child (the directory's p2pd), while it computes a forward or a backward pass.
 
-Survived: the step goes on without it, nobody else ends, every step counts exactly its samples. How many attempts that costs,
-and how long it takes, `make field` measures. All nodes may open no more than 256 files, and one computes with more threads than
+Survived: the step goes on without it, at most one attempt is lost, nobody else ends, every step counts exactly its samples. How
+long it takes, `make field` measures. All nodes may open no more than 256 files, and one computes with more threads than
 the machine has cores.
 """
 

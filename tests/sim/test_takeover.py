@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from node.sim.faults import COORDINATOR_PHASES, SEAT_PHASES, Phase
+from node.sim.faults import COORDINATOR_PHASES, SEAT_PHASES, Phase, Strike
 from node.sim.machine import BrokenError
+from node.sim.nodes import NodeSpec, SimNode
 from node.sim.scenario import make_scenario, make_takeover
 from node.sim.trial import Trial
 from protocol.commands import Note
+from protocol.ids import Member
 from protocol.node_state import NodeState
 from protocol.takeover import ranks
 
@@ -84,6 +86,33 @@ def test_the_old_coordinator_is_fenced_when_it_thaws() -> None:
 def _freezes(seed: int) -> bool:
     strike = make_takeover(seed, "decide").strike
     return strike.kind == "freeze" and strike.for_s > 3 * make_scenario(seed).manifest.timing.lapse_s
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("seed", [6, 14])
+def test_it_goes_as_soon_as_another_one_holds_its_stage(seed: int) -> None:
+    """Nobody has heard of that record yet but those that voted for it. Policy `none`: for a sole holder they would wait."""
+    trial = parted(seed)
+    world, watch, old = trial.world, trial.watch, trial.founder
+    assert trial.manifest.recovery.policy == "none"
+    stage = next(stage for stage, member in watch.place.seats if member == old)
+    for sibling in watch.place.holders(stage):
+        if sibling != old:
+            world.hit(world.nodes[sibling.peer], Strike("crash", 0, 0, "forward"))
+    assert world.run(lambda: watch.place.holders(stage) == [old], 60.0)
+    newcomer = NodeSpec(Member("late", 1), "late", False, stage, 0.01)
+    world.boot(newcomer, world.now)
+    assert world.run(lambda: newcomer.member in watch.place.holders(stage), 200.0)
+    world.hit(world.nodes[old.peer], Strike("crash", 0, 0, "forward"))
+    assert all(newcomer.member not in holders_at(node, stage) for node in world.alive())
+    before = watch.step
+    assert world.run(lambda: watch.step >= before + 3, 60.0), [node.says for node in world.alive()]
+
+
+def holders_at(node: SimNode, stage: int) -> list[Member]:
+    """As the node knows."""
+    assert isinstance(node.state, NodeState)
+    return [seating.member for seating in node.state.chain.holders(stage)]
 
 
 # ---- links break, nobody dies ----

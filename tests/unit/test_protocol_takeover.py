@@ -318,6 +318,17 @@ def test_alone_a_voter_waits_and_says_for_what() -> None:
     assert "coordinator" in told[-1]
 
 
+def test_who_is_seated_by_a_record_that_is_held_here_counts() -> None:
+    """Policy `none`: a coordinator that alone holds a stage is waited for. It may have decided that another one holds it."""
+    for held in (False, True):
+        c = Voter()
+        chain, voters = c.state.chain, c.state.chain.voters
+        c.decide(Roster(chain.head, 0, (), tuple(s for s in chain.seatings if s.member.peer == "p0.1"), voters))
+        if held:
+            c.tell(Propose(BALLOT, Roster(chain.head, 0, (Seating(0, Member("late", 1), "passive"),), (), voters), ()))
+        assert bool(sent(c.pass_time(4.5), Prepare, "p2.0")) == held
+
+
 def test_who_says_goodbye_needs_no_lapse() -> None:
     c = Voter()
     c.tell(Goodbye(LEAD, "left"))

@@ -50,5 +50,5 @@ class Blame:
 
     def _is_spare(self, member: Member) -> bool:
         """Can the run go on without it?"""
-        mine = [s.stage for s in self._chain.seatings if s.member == member and s.role != "learner"]
+        mine = [s.stage for s in self._chain.seats_of(member) if s.role != "learner"]
         return member != self._me and all(any(s.member != member for s in self._chain.holders(stage)) for stage in mine)

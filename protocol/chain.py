@@ -26,6 +26,7 @@ from protocol.records import (
 )
 from protocol.rungs import Regain, regained
 from protocol.schedule import gradient_norm
+from protocol.seats import Seats
 
 MAX_VOTERS = 7
 KEPT_RECORDS = 64
@@ -78,8 +79,7 @@ class Chain:
         self.past: deque[Past] = deque(maxlen=KEPT_COMMITS)
         self.seen: dict[PeerId, None] = {founder.peer: None} if founder else {}
         """Peers that ever had a seat, as far as is known here: the newest."""
-        self._members: dict[PeerId, Member] = {}
-        self._active: set[tuple[int, PeerId]] = set()
+        self._seats = Seats()
         self._kept: deque[tuple[RecordId, Decided]] = deque(maxlen=KEPT_RECORDS)
 
     @property
@@ -109,7 +109,7 @@ class Chain:
             wrong = self._givers_fit(rebuild) if is_weights_alone(rebuild) else self._sources_fit(rebuild)
         if wrong:
             return wrong
-        leaves = tuple(s for s in self.seatings if s.stage == stage)
+        leaves = tuple(self._seats.at(stage))
         return self._roster_fits(Roster(rebuild.parent, rebuild.step, rebuild.joins, leaves, rebuild.voters))
 
     def _older_fits(self, rebuild: Rebuild) -> str:
@@ -208,15 +208,14 @@ class Chain:
         stage = rebuild.stage
         self.state_ids[stage] = next_state_id(self.state_ids[stage], self.head)
         self.generations[stage], self.rebuilds[stage] = rebuild.generation, rebuild
-        leaves = tuple(s for s in self.seatings if s.stage == stage)
+        leaves = tuple(self._seats.at(stage))
         self._seat(Roster(rebuild.parent, rebuild.step, rebuild.joins, leaves, rebuild.voters))
 
     def _set_seatings(self, seatings: list[Seating]) -> None:
         self.seatings = seatings
-        self._members = {s.member.peer: s.member for s in self.seatings}
-        if not self._members.keys() <= self.seen.keys():
-            self.seen = dict.fromkeys([*self.seen, *self._members][-MAX_SEEN:])
-        self._active = {(s.stage, s.member.peer) for s in self.seatings if s.role == "active"}
+        self._seats = Seats(seatings)
+        if not self._seats.members.keys() <= self.seen.keys():
+            self.seen = dict.fromkeys([*self.seen, *self._seats.members][-MAX_SEEN:])
 
     def summary(self, ballot: Ballot, contacts: tuple[Contact, ...]) -> Summary:
         """Where it stands, for one that lacks more than is kept."""
@@ -285,31 +284,35 @@ class Chain:
 
     def members(self) -> list[Member]:
         """Everybody on the roster, once, in roster order."""
-        return list(self._members.values())
+        return list(self._seats.members.values())
 
     def member_of(self, peer: PeerId) -> Member | None:
         """The incarnation of `peer` that is on the roster."""
-        return self._members.get(peer)
+        return self._seats.members.get(peer)
 
     def is_seated(self, member: Member) -> bool:
         """Is this life of the peer on the roster?"""
-        return self._members.get(member.peer) == member
+        return self._seats.members.get(member.peer) == member
 
     def is_active(self, stage: int, peer: PeerId) -> bool:
         """Is the peer an active replica of the stage?"""
-        return (stage, peer) in self._active
+        return (stage, peer) in self._seats.active
+
+    def seats_of(self, member: Member) -> list[Seating]:
+        """What the member is seated at, in roster order."""
+        return list(self._seats.of(member))
 
     def seated(self, stage: int) -> list[Seating]:
         """Seats of a stage: active replicas first, in roster order."""
-        return [s for s in self.seatings if s.stage == stage]
+        return list(self._seats.at(stage))
 
     def active(self, stage: int) -> list[Seating]:
         """Active replicas of a stage in roster order."""
-        return [s for s in self.seatings if s.stage == stage and s.role == "active"]
+        return [s for s in self._seats.at(stage) if s.role == "active"]
 
     def holders(self, stage: int) -> list[Seating]:
         """Replicas with the stage's whole state, kept ones among them: active ones first."""
-        return [s for s in self.seatings if s.stage == stage and s.role != "learner"]
+        return [s for s in self._seats.at(stage) if s.role != "learner"]
 
     def empty_stages(self) -> list[int]:
         """Stages without an active replica."""

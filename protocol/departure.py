@@ -53,7 +53,7 @@ class Departure:
 
     def _alone(self) -> list[int]:
         """Stages whose state nobody else has."""
-        mine = [s.stage for s in self._chain.seatings if s.member == self._me and s.role != "learner"]
+        mine = [s.stage for s in self._chain.seats_of(self._me) if s.role != "learner"]
         return [stage for stage in mine if self._gives(stage) or all(s.member == self._me for s in self._chain.holders(stage))]
 
     def _gives(self, stage: int) -> bool:

@@ -66,7 +66,7 @@ def parts_from(me: Member, record: Record, chain: Chain) -> bool:
     node to learn. A learner has nothing to go on with, and may only have heard of its seat when it was lost already."""
     if not is_fork(record):
         return False
-    mine = {s.stage for s in chain.seatings if s.member == me and s.role != "learner"}
+    mine = {s.stage for s in chain.seats_of(me) if s.role != "learner"}
     return bool(mine) and mine <= {s.stage for s in record.leaves if s.member == me}
 
 

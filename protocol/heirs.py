@@ -28,7 +28,7 @@ class Heirs:
     def left(self, member: Member, besides: int) -> int | None:
         """Bytes that the member's seats leave free, one at stage `besides` not counted; None = not known."""
         memory = self.memory.get(member.peer, 0)
-        mine = [s for s in self._chain.seatings if s.member == member and s.stage != besides]
+        mine = [s for s in self._chain.seats_of(member) if s.stage != besides]
         return memory - PROCESS_BYTES - sum(map(self._takes, mine)) if memory else None
 
     def _takes(self, seating: Seating) -> int:
@@ -62,13 +62,13 @@ class Heirs:
 
     def _is_spared(self, member: Member, going: Collection[Member]) -> bool:
         """Do others compute whatever it computes?"""
-        mine = [s for s in self._chain.seatings if s.member == member and s.role != "learner"]
+        mine = [s for s in self._chain.seats_of(member) if s.role != "learner"]
         rows = [[x.member for x in self._chain.active(s.stage) if x.member not in (member, *going)] for s in mine]
         return all(s.role == "active" and not s.pinned and row for s, row in zip(mine, rows, strict=True))
 
     def burden(self, stage: int, member: Member) -> tuple[int, int, int, Member]:
         """Order of those that may take one more stage: fewest computed, most room, the nearest stage."""
-        held = [s.stage for s in self._chain.seatings if s.member == member]
+        held = [s.stage for s in self._chain.seats_of(member)]
         counts = Counter(s.member for s in self._chain.seatings if s.role == "active")
         near = min((abs(x - stage) for x in held), default=self._manifest.num_stages)
         return counts[member], -(self.left(member, stage) or 0), near, member

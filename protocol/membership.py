@@ -118,7 +118,7 @@ class Membership:
 
     def _is_needed(self, member: Member, besides: int) -> bool:
         """Is there another stage that it alone holds?"""
-        held = [s.stage for s in self._chain.seatings if s.member == member and s.role != "learner" and s.stage != besides]
+        held = [s.stage for s in self._chain.seats_of(member) if s.role != "learner" and s.stage != besides]
         return any(all(s.member == member for s in self._chain.holders(stage)) for stage in held)
 
     def strike(self, peer: PeerId) -> None:
@@ -174,7 +174,7 @@ class Membership:
 
     def _may_go(self, member: Member, gone: Sequence[Member], waited_s: float) -> bool:
         """Does somebody else hold each of its stages? A copy of the embedding may wait a little for its successor."""
-        mine = [s for s in self._chain.seatings if s.member == member]
+        mine = self._chain.seats_of(member)
         held = [s.stage for s in mine if s.role != "learner" and self.handover.is_whole(s.stage)]
         if all(m in self.handover.leaving for m in self._chain.members()):
             return True

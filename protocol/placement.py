@@ -40,7 +40,7 @@ def is_copy(seating: Seating, chain: Chain) -> bool:
     """Is it a copy of the embedding on a node that serves a block stage? Others at stage 0 are there to compute."""
     if seating.stage or seating.role in ("active", "parked"):
         return False
-    return any(s.member == seating.member and s.stage for s in chain.seatings)
+    return any(s.stage for s in chain.seats_of(seating.member))
 
 
 class Placement:

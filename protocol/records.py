@@ -128,14 +128,26 @@ def is_older_copy(rebuild: Rebuild) -> bool:
     return is_of_itself(rebuild) and not is_weights_alone(rebuild)
 
 
+MAX_NAMED = 64
+_named: dict[int, tuple[Record, RecordId]] = {}
+
+
 def genesis_id(run_id: str) -> RecordId:
     """Parent of a run's first record."""
     return hash_of(["genesis", run_id])
 
 
 def record_id(record: Record) -> RecordId:
-    """Name of a record: a hash of its kind and contents."""
-    return hash_of([type(record).__name__, asdict(record)])
+    """Name of a record: a hash of its kind and contents.
+
+    One is asked for many times over, so the last ones are remembered; by object, as equal ones may differ as JSON (0 and 0.0).
+    """
+    known = _named.get(id(record))
+    if known is None:
+        known = _named[id(record)] = record, hash_of([type(record).__name__, asdict(record)])
+        if len(_named) > MAX_NAMED:
+            del _named[next(iter(_named))]
+    return known[1]
 
 
 def shares_digest(shares: tuple[Share, ...]) -> str:

@@ -278,7 +278,7 @@ class Takeover:
         return frozenset(present) if now >= due else frozenset()
 
     def _is_holder(self, member: Member) -> bool:
-        return any(s.member == member and s.role != "learner" for s in self._chain.seatings)
+        return any(s.role != "learner" for s in self._chain.seats_of(member))
 
     def _holds_alone(self, peer: PeerId) -> bool:
         """Does the peer alone hold a stage, and is the policy to wait for it? Nothing could go on without it, and while it is

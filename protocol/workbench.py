@@ -119,7 +119,7 @@ class Workbench:
     def lacks(self, member: Member) -> bool:
         """Is this node, the member, on the roster with a stage whose state it does not have? It leaves as soon as it is heard,
         and leads nobody."""
-        return any(s.member == member and s.stage not in self.seats for s in self._chain.seatings)
+        return any(s.stage not in self.seats for s in self._chain.seats_of(member))
 
     def roster_changed(self, now: float) -> None:
         """The roster is another: gradients are kept for learners, and what waits may be possible now."""

@@ -94,7 +94,6 @@ class Invariants:
         self._lineages: dict[Member, RecordId] = {}
         """In which those that live are."""
         self._child: dict[RecordId, RecordId] = {}
-        self._named: dict[int, tuple[Record, RecordId]] = {}
         self._held: defaultdict[tuple[Ballot, RecordId], set[Member]] = defaultdict(set)
         self._promised: defaultdict[tuple[Ballot, RecordId], set[Member]] = defaultdict(set)
         self._digests: dict[tuple[int, StateId], str] = {}
@@ -210,12 +209,6 @@ class Invariants:
 
     # ---- S1, quorum, S2: records ----
 
-    def _id(self, record: Record) -> RecordId:
-        known = self._named.get(id(record))
-        if known is None:
-            known = self._named[id(record)] = (record, record_id(record))
-        return known[1]
-
     def _on_send(self, node: SimNode, command: SendMessage) -> None:
         message = command.message
         if isinstance(message, Held):
@@ -228,7 +221,7 @@ class Invariants:
             self.owners.told(command.peer, message)
 
     def _decided(self, node: SimNode, message: Decide) -> None:
-        record, name = message.record, self._id(message.record)
+        record, name = message.record, record_id(message.record)
         self._enter(node, message.ballot, record, name)
         if isinstance(record, Commit):
             self._check_shares(record, message.shares)

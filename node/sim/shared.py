@@ -6,15 +6,13 @@ a thousand times. Here the first one does it, and a node's silence is looked up 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass, field
 from typing import Any
 
 from node.sim.nodes import SimNode
 from protocol.chain import Chain, Decided, Past
 from protocol.ids import Member, PeerId, RecordId
 from protocol.manifest import Manifest
-from protocol.records import Commit, Record, Seating, Share, record_id
+from protocol.records import Commit, Record, Share, record_id
 from protocol.view import PeerNews, View
 
 DERIVED = (
@@ -32,20 +30,11 @@ DERIVED = (
     "seatings",
     "voters",
     "seen",
-    "_members",
-    "_active",
+    "_seats",
 )
 """Attributes of a `Chain` that follow from its records alone."""
 MAX_KNOWN = 400
 """Records of which the consequences are remembered."""
-
-
-@dataclass(slots=True)
-class Seats:
-    """A roster by stage and by member."""
-
-    by_stage: defaultdict[int, list[Seating]] = field(default_factory=lambda: defaultdict(list))
-    by_member: defaultdict[Member, list[Seating]] = field(default_factory=lambda: defaultdict(list))
 
 
 class Records:
@@ -54,28 +43,6 @@ class Records:
     def __init__(self) -> None:
         self.after: dict[tuple[RecordId, RecordId], dict[str, Any]] = {}
         self.fits: dict[tuple[RecordId, RecordId], str] = {}
-        self._names: dict[int, tuple[Record, RecordId]] = {}
-        self._seats: dict[int, tuple[list[Seating], Seats]] = {}
-
-    def name(self, record: Record) -> RecordId:
-        """Its id; the object is remembered."""
-        known = self._names.get(id(record))
-        if known is None:
-            known = self._names[id(record)] = record, record_id(record)
-            _trim(self._names)
-        return known[1]
-
-    def seats(self, seatings: list[Seating]) -> Seats:
-        """The roster, put in order once."""
-        known = self._seats.get(id(seatings))
-        if known is None:
-            seats = Seats()
-            for seating in seatings:
-                seats.by_stage[seating.stage].append(seating)
-                seats.by_member[seating.member].append(seating)
-            known = self._seats[id(seatings)] = seatings, seats
-            _trim(self._seats)
-        return known[1]
 
     def trim(self) -> None:
         """Forget the oldest."""
@@ -98,7 +65,7 @@ class SharedChain(Chain):
 
     def fits(self, record: Record) -> str:
         """See `Chain`."""
-        key = self.head, self._shared.name(record)
+        key = self.head, record_id(record)
         found = self._shared.fits.get(key)
         if found is None:
             found = self._shared.fits[key] = super().fits(record)
@@ -106,7 +73,7 @@ class SharedChain(Chain):
 
     def append(self, record: Record, shares: tuple[Share, ...]) -> RecordId:
         """See `Chain`."""
-        key = self.head, self._shared.name(record)
+        key = self.head, record_id(record)
         after = self._shared.after.get(key)
         if after is None:
             self.state_ids, self.generations = list(self.state_ids), list(self.generations)
@@ -124,22 +91,6 @@ class SharedChain(Chain):
         if past:
             self.past.append(past)
         return self.head
-
-    def seats_of(self, member: Member) -> list[Seating]:
-        """What the member is seated at."""
-        return self._shared.seats(self.seatings).by_member.get(member, [])
-
-    def seated(self, stage: int) -> list[Seating]:
-        """See `Chain`."""
-        return list(self._shared.seats(self.seatings).by_stage.get(stage, ()))
-
-    def active(self, stage: int) -> list[Seating]:
-        """See `Chain`."""
-        return [s for s in self._shared.seats(self.seatings).by_stage.get(stage, ()) if s.role == "active"]
-
-    def holders(self, stage: int) -> list[Seating]:
-        """See `Chain`."""
-        return [s for s in self._shared.seats(self.seatings).by_stage.get(stage, ()) if s.role != "learner"]
 
 
 class Lives:

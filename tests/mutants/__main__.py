@@ -40,6 +40,7 @@ def main() -> int:
     except ValueError as error:
         say(f"mutants: {error}")
         return CANNOT
+    drawn.sort(key=lambda mutant: mutant.id in EXPLAINED)  # whoever will survive takes longest, and tells nothing new
     if asked.list or not drawn:
         say("\n".join(f"{m.kind:>10}  {m.id}" for m in drawn) or f"mutants: none is called like '{asked.only}'")
         return 0 if drawn else CANNOT

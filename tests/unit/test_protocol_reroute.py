@@ -251,6 +251,20 @@ def test_a_seat_that_is_told_of_more_work_is_not_ready_any_more() -> None:
     assert bench.seat.misfit(replace(bench.work, taken=())), "what is accumulated cannot be taken back"
 
 
+def test_a_new_way_of_a_microbatch_takes_nothing_of_others() -> None:
+    bench = Bench((0, 1, 2))
+    for microbatch in (0, 1, 2):
+        bench.arrive("forward", microbatch)
+        bench.end()
+    bench.arrive("backward", 1)
+    bench.arrive("backward", 2)
+    bench.arrive("forward", 2, 1)
+    assert bench.held == 2, "what waited of the old way is released, and nothing else"
+    bench.end()
+    bench.arrive("backward", 0)
+    assert [c.work.microbatch for c in bench.computing] == [0, 1]
+
+
 def test_who_is_revoked_keeps_what_is_begun_and_releases_the_rest() -> None:
     bench = Bench((2, 0, 1))
     for microbatch in (0, 1, 2):
@@ -375,3 +389,17 @@ def test_an_amendment_that_does_not_fit_is_refused(changes: dict[str, Any]) -> N
     out = core.tell(replace(before, amendment=1, **changes))
     assert len(notes(out, "refused")) == 1
     assert core.state.bench.open == before
+
+
+def test_a_seat_that_came_after_the_step_was_opened_has_no_part_in_an_amendment() -> None:
+    manifest = a_manifest()
+    core = Core(manifest, "p1.0", holders(manifest, 2))
+    seat = core.state.bench.seats.pop(1)
+    core.open()
+    core.state.bench.seats[1] = seat
+    before = core.state.bench.open
+    assert before
+    out = core.tell(replace(before, amendment=1))
+    assert not notes(out, "refused")
+    assert core.state.bench.open == replace(before, amendment=1)
+    assert seat.attempt is None

@@ -23,7 +23,7 @@ from tests.tools.swarm import Swarm, swarm
 NUM_BLOCK_STAGES, NUM_MICROBATCHES = 2, 8
 CALM = 10
 NOTICE_S = 20.0
-LATENCY_S, RATE_BYTES_S = 0.08, 150_000.0
+LATENCY_S, RATE_BYTES_S = 0.03, 150_000.0
 TOLERANCE = 1e-5
 """Relative, of a step's loss: sums change their order with who computes what, which moved it by 1e-7; nothing else changes."""
 

@@ -139,11 +139,10 @@ class Coordinator:
     def on_heartbeat(self, heard: Member, beat: Heartbeat, now: float) -> None:
         """A peer that is behind gets the records that it lacks, and the open step or the void of an old one again."""
         self._losses.heard(heard)
+        self.herald.heard(heard.peer, beat, now)
         peer, member, ledger = heard.peer, self._chain.member_of(heard.peer), self.ledger
         if now - self._told_at.get(peer, -1e9) < RESEND_HEARTBEATS * self._manifest.timing.heartbeat_s:
             return
-        if beat.ballot < self.ballot and member:
-            self.herald.tell(peer)
         if beat.head != self._chain.head:
             self._told_at[peer] = now
             self._out += self._teller.lacking(heard, beat.head)
@@ -239,7 +238,7 @@ class Coordinator:
         if self.ledger and not proposal:
             self._hurry(self.ledger, now)
         self._forget_strangers(now)
-        self.herald.again(now)
+        self.herald.greet(now)
 
     def _look(self, now: float) -> None:
         for peer, member in self._losses.look(now):

@@ -1,18 +1,21 @@
-"""How the run stands, told to everybody who waits for something: on each change, and to each again after a while."""
+"""How the run stands, told to everybody who waits for something: on each change, and again to whose heartbeats show that it did
+not hear."""
 
 from __future__ import annotations
 
 from protocol.chain import Chain
 from protocol.commands import SendMessage
 from protocol.ids import Ballot, PeerId
-from protocol.messages import LOST_STATE, Phase, Standing
+from protocol.messages import LOST_STATE, Heartbeat, Phase, Standing
 from protocol.orders import Orders
 
-STANDING_HEARTBEATS = 5.0
+AGAIN_HEARTBEATS = 2.0
+NEVER = -1e9
 
 
 class Herald:
-    """Members are told, and spares from their first wish on. `take` hands over what is to be sent."""
+    """Members are told, and spares from their first wish on. `take` hands over what is to be sent. `serial` counts what was
+    told under this ballot; a heartbeat names the newest that its sender heard."""
 
     def __init__(self, ballot: Ballot, chain: Chain, heartbeat_s: float, orders: Orders) -> None:
         self.phase: Phase = "waiting"
@@ -20,8 +23,9 @@ class Herald:
         self.exit_code = 0
         """Not 0: the run is over, and every node ends with this code."""
         self.validation: tuple[int, float] = (-1, 0.0)
+        self.serial = 1
         self._ballot, self._chain, self._orders = ballot, chain, orders
-        self._again_s = STANDING_HEARTBEATS * heartbeat_s
+        self._again_s = AGAIN_HEARTBEATS * heartbeat_s
         self._told_at: dict[PeerId, float] = {}
         self._out: list[SendMessage] = []
 
@@ -32,7 +36,7 @@ class Herald:
 
     def welcome(self, peer: PeerId) -> None:
         """A spare is told with the next tick, and from then on."""
-        self._told_at.setdefault(peer, -1e9)
+        self._told_at.setdefault(peer, NEVER)
 
     def forget(self, peer: PeerId) -> None:
         """The peer is gone."""
@@ -46,7 +50,9 @@ class Herald:
         """The run stands so from now on; nothing changes what was the end."""
         if (phase, sentence) != (self.phase, self.sentence) and not self.exit_code:
             self.phase, self.sentence = phase, sentence
-            if phase != "evaluating":
+            if phase == "evaluating":
+                self.serial += 1  # it is over soon, and who does not hear of it misses nothing
+            else:
                 self.tell_everybody(now)
 
     def give_up(self, sentence: str, now: float) -> None:
@@ -57,18 +63,26 @@ class Herald:
 
     def tell_everybody(self, now: float) -> None:
         """Something changed."""
+        self.serial += 1
         for member in self._chain.members():
             self._told_at[member.peer] = now
         for peer in self._told_at:
             self._told_at[peer] = now
             self.tell(peer)
 
-    def again(self, now: float) -> None:
-        """Time has passed: repeat it to those that heard it long ago."""
+    def greet(self, now: float) -> None:
+        """Tell those that were welcomed."""
         for peer, at in self._told_at.items():
-            if now - at >= self._again_s:
+            if at == NEVER:
                 self._told_at[peer] = now
                 self.tell(peer)
+
+    def heard(self, peer: PeerId, beat: Heartbeat, now: float) -> None:
+        """It says which standing it heard. Tell it the newest if that is another one."""
+        told_at = self._told_at.get(peer, NEVER if self._chain.member_of(peer) else now)
+        if (beat.ballot < self._ballot or beat.standing != self.serial) and now - told_at >= self._again_s:
+            self._told_at[peer] = now
+            self.tell(peer)
 
     def tell(self, peer: PeerId) -> None:
         """Tell one peer now."""
@@ -77,4 +91,5 @@ class Herald:
     def standing(self) -> Standing:
         """What is told."""
         step, order = self._chain.step, self._orders.latest
-        return Standing(self._ballot, self.phase, self.sentence, step, *self.validation, self.exit_code, order)
+        ending = self.exit_code, order, self.serial
+        return Standing(self._ballot, self.phase, self.sentence, step, *self.validation, *ending)

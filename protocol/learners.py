@@ -13,6 +13,8 @@ PATIENCE = 0.1
 """A newcomer may hold up the run for this part of the time that it has been copying, once, and then not for ten times as long:
 so newcomers of any speed get in, and joining costs the run at most a tenth of its time."""
 LEAST_HEARTBEATS = 2.0
+MAX_NAMED = 4
+"""Stages that a sentence names. It stays the same while one after another gets there: each change goes to everybody."""
 UNKNOWN_S = 1e8
 """Seconds left that mean that nothing comes at present."""
 
@@ -90,8 +92,9 @@ class Learners:
             self._held = now, until, frozenset(key for key, _ in near)
         waited_for = self._held[2] & self._known.keys()
         if waited_for and now < self._held[1]:
-            stages = ", ".join(map(str, sorted({stage for stage, _ in waited_for})))
-            return f"waiting a moment for a newcomer at stage {stages} to have the newest state"
+            stages = sorted({stage for stage, _ in self._held[2]})
+            where = f"stage {', '.join(map(str, stages))}" if len(stages) <= MAX_NAMED else f"{len(stages)} stages"
+            return f"waiting a moment for a newcomer at {where} to have the newest state"
         self._spend(now)
         return ""
 

@@ -61,6 +61,8 @@ class Heartbeat:
     amendment: int = 0
     aside: bool = False
     """I lead nobody and shall not stand for it: who takes me for the coordinator waits in vain."""
+    standing: int = 0
+    """Serial of the newest `Standing` that I heard of the coordinator that I follow; 0 = none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,6 +396,8 @@ class Standing:
     """`LOST_STATE`: the run is over, as the sentence says; every node ends with this code."""
     order: Order | None = None
     """The newest order of the organiser that the coordinator knows; None = none yet."""
+    serial: int = 0
+    """Grows with each change under the ballot."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -287,8 +287,9 @@ class NodeState:
         o = self.bench.open
         where = (o.step, o.attempt, o.amendment) if o else (0, 0, 0)
         ballot = max(self.ballot, self.acceptor.promised, self.acceptor.floor)
+        standing = self.outlook.serial(self.ballot)
         leads = self.coordinator or self.takeover.candidate or (self._may_lead and self.config.member in self.chain.voters)
-        return Heartbeat(self.config.member.incarnation, ballot, self.chain.head, *where, aside=not leads)
+        return Heartbeat(self.config.member.incarnation, ballot, self.chain.head, *where, not leads, standing)
 
     def _on_probe(self, peer: PeerId, _: int, message: Probe, now: float) -> None:
         if message.member.peer != self._me:
@@ -411,6 +412,8 @@ class NodeState:
         for peer in peers:
             if peer != self._me:
                 self._send(peer, beat)
+        if (newer := self.orders.unknown_to(self.outlook.order)) and self.coordinator is None:
+            self._send(self.leader.peer, newer)
         if self.departure.is_on:
             self._send(self.leader.peer, self.departure.leave())
         mine = self.chain.is_seated(self.config.member)
@@ -445,11 +448,9 @@ class NodeState:
 
     # ---- the end ----
 
-    def _on_standing(self, peer: PeerId, _: int, message: Standing, now: float) -> None:
+    def _on_standing(self, _: PeerId, _incarnation: int, message: Standing, now: float) -> None:
         self._out += self.outlook.told(message, self.chain.is_seated(self.config.member) or not self.chain.step)
         self.orders.take(message.order)
-        if newer := self.orders.unknown_to(message.order):
-            self._send(peer, newer)
         self._ending.told(message, now)
 
     def _check_finish(self, now: float) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from protocol.commands import Say
-from protocol.messages import Phase, Standing
+from protocol.ids import Ballot
+from protocol.messages import Order, Phase, Standing
 
 
 class Outlook:
@@ -24,8 +25,19 @@ class Outlook:
         self.sentence = sentence
         return [Say(sentence)]
 
+    @property
+    def order(self) -> Order | None:
+        """The newest one that the coordinator is known to know."""
+        return self._last.order if self._last else None
+
+    def serial(self, ballot: Ballot) -> int:
+        """Of the newest standing that was told under this ballot; 0 = none."""
+        return self._last.serial if self._last and self._last.ballot == ballot else 0
+
     def told(self, standing: Standing, holds_seat: bool) -> list[Say]:
-        """The coordinator says how the run stands."""
+        """The coordinator says how the run stands. What comes late, after a newer one, is dropped."""
+        if standing.serial < self.serial(standing.ballot):
+            return []
         self._last, self.phase = standing, standing.phase
         if standing.validation_step >= 0:
             self.validation = (standing.validation_step, standing.validation_loss)

@@ -56,7 +56,8 @@ from protocol.seat import Incoming, Seat, SeatPhase
 
 DEADLINE_FACTOR = 4.0
 """Of a microbatch, times the slowest; at least a heartbeat more than a lapse, which says more of what is wrong."""
-RESEND_HEARTBEATS = 2.0
+RESEND_HEARTBEATS = 2.0, 16.0
+"""A report that nothing follows is said again after the first, and each time after twice as long, up to the last."""
 MAX_ADDRESSES = 8192
 
 
@@ -77,7 +78,8 @@ class Workbench:
         self._evaluation: Evaluation | None = None
         self._early: dict[tuple[object, ...], Incoming] = {}
         self._voided: tuple[Ballot, int, int] = (NO_BALLOT, 0, 0)
-        self._reported: dict[int, float] = {}
+        self._reported: dict[int, tuple[float, float]] = {}
+        """By stage: when its report is due again, and after how long."""
         self._stalled: tuple[float, Stalled] | None = None
         self._pulse = Pulse(manifest.timing.heartbeat_s, manifest.timing.first_microbatch_s)
         self._out: list[Command] = []
@@ -269,7 +271,6 @@ class Workbench:
 
     def report(self, now: float, again: bool = False) -> None:
         """Tell the coordinator what the seats have reached; `again`: repeat what it has not answered."""
-        wait = RESEND_HEARTBEATS * self._manifest.timing.heartbeat_s if again else 0.0
         if again:
             self.custody.look(self.ballot, now)
         if self._stalled and self.open and now - self._stalled[0] >= self._manifest.timing.lapse_s:
@@ -277,11 +278,20 @@ class Workbench:
             self._tell_leader(self._stalled[1])
         for stage, seat in sorted(self.seats.items()):
             report = seat.report()
-            if report and now - self._reported.get(stage, -1e9) >= wait:
-                self._reported[stage] = now
+            if report and self.is_due(stage, now, again):
                 self._tell_leader(report)
             elif report is None and again and (learning := self.custody.report(stage, self.ballot)):
                 self._tell_leader(learning)
+
+    def is_due(self, stage: int, now: float, again: bool = True) -> bool:
+        """Is a report of this stage to be said now? It is taken as said then."""
+        first, last = (beats * self._manifest.timing.heartbeat_s for beats in RESEND_HEARTBEATS)
+        due, wait = self._reported.get(stage, (now, 0.0))
+        if again and now < due:
+            return False
+        wait = min(max(first, 2 * wait), last) if again else first
+        self._reported[stage] = now + wait, wait
+        return True
 
     def commit(self, commit: Commit, shares: tuple[Share, ...], now: float) -> None:
         """The step is decided (the chain holds it already): update every seat that has the sum. Whoever passes a Commit on may

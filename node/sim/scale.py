@@ -29,6 +29,7 @@ from node.sim.network import Network
 from node.sim.nodes import NodeSpec, real_state
 from node.sim.sparse import SparseInvariants, SparseWorld
 from node.sim.traffic import Traffic
+from node.transport.names import peer_id
 from protocol.commands import Note
 from protocol.ids import ATTEMPTS_PER_TERM, Member, PeerId
 from protocol.manifest import Manifest, from_mapping
@@ -131,8 +132,8 @@ def manifest_of(wanted: Wanted) -> Manifest:
 
 
 def peer_of(index: int) -> PeerId:
-    """As long as a real one."""
-    return "Qm" + hashlib.sha256(b"%d" % index).hexdigest()[:44]
+    """As a real one."""
+    return peer_id(hashlib.sha256(b"%d" % index).digest())
 
 
 class Scale:

@@ -196,6 +196,8 @@ class SparseWorld(World):
         opened = state.bench.open
         if state.chain.head != head or state.ballot != coordinator.ballot:
             return True
+        if state.outlook.serial(state.ballot) != coordinator.herald.serial:
+            return True
         if ledger is None:
             return opened is not None and opened.step > state.chain.step
         if opened is None or not ledger.names(opened.step, opened.attempt) or opened.amendment < ledger.amendment:
@@ -213,8 +215,8 @@ class SparseWorld(World):
         return False
 
     def _repeat(self, node: SimNode, seat: Any) -> None:
-        """Every other heartbeat the report would be said again, and change nothing."""
-        if self.traffic and int(self.now / self._beat_s) % 2:
+        """Now and then the report would be said again, and change nothing."""
+        if self.traffic and node.state.bench.is_due(seat.state.stage, self.now):  # type: ignore[attr-defined]
             self.traffic.note(node.peer, node.state.leader.peer, seat.report())  # type: ignore[attr-defined]
 
     # ---- directory, words ----

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from node.transport.frames import encode_message
+from node.transport.names import Names
 from protocol.ids import PeerId
 from protocol.messages import Decide, Heartbeat, Message, Propose
 
@@ -16,15 +17,17 @@ FRAME_BYTES = 14
 
 @dataclass(slots=True)
 class Traffic:
-    """Every message is encoded, so it is for a few steps of a large swarm. A record is a kind of its own."""
+    """Every message is encoded, so it is for a few steps of a large swarm. A record is a kind of its own. Each ordered pair of
+    nodes has one stream, which never breaks."""
 
     sent: defaultdict[PeerId, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     received: defaultdict[PeerId, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    _names: defaultdict[tuple[PeerId, PeerId], Names] = field(default_factory=lambda: defaultdict(Names))
 
     def note(self, sender: PeerId, receiver: PeerId, message: Message) -> None:
         """The message goes over the wire; what a node says to itself does not."""
         if sender != receiver:
-            kind, size = kind_of(message), len(encode_message(message)) + FRAME_BYTES
+            kind, size = kind_of(message), len(encode_message(message, self._names[sender, receiver])) + FRAME_BYTES
             self.sent[sender][kind] += size
             self.received[receiver][kind] += size
 

@@ -12,6 +12,7 @@ from typing import Any
 from node.transport import swarm_pb2
 from node.transport.checks import WireError
 from node.transport.config import Answer, Closing, Hello, PayloadHead, Receipt, Welcome
+from node.transport.names import Names, size_bytes
 from node.transport.wire import fill, fill_union, from_pb, from_union, parse
 from protocol.messages import Message
 
@@ -45,10 +46,11 @@ def encode_hello(hello: Hello) -> bytes:
     return frame.SerializeToString()
 
 
-def encode_message(message: Message) -> bytes:
-    """A control message as a frame. Raises `WireError` for what no peer would accept."""
+def encode_message(message: Message, names: Names | None = None) -> bytes:
+    """A control message as a frame. Raises `WireError` for what no peer would accept. With the `names` of a stream it has to be
+    the next one that is written there."""
     frame = swarm_pb2.LightFrame()
-    fill_union(frame.envelope, message)
+    fill_union(frame.envelope, message, names)
     data = frame.SerializeToString()
     if len(data) > MAX_LIGHT_BYTES:
         raise WireError("size", f"a {type(message).__name__} of {len(data)} bytes; at most {MAX_LIGHT_BYTES}")
@@ -67,10 +69,10 @@ def encode_head(head: PayloadHead) -> bytes:
 
 def encode_chunk(position: int, data: memoryview) -> bytes:
     """A chunk frame; `data` is copied once. It is contiguous, of bytes, and not empty."""
-    inner = bytes([_DATA_TAG]) + _varint(len(data))
+    inner = bytes([_DATA_TAG]) + size_bytes(len(data))
     if position:  # proto3 leaves out what is 0
-        inner = bytes([_POSITION_TAG]) + _varint(position) + inner
-    return b"".join((bytes([_CHUNK_TAG]), _varint(len(inner) + len(data)), inner, data))
+        inner = bytes([_POSITION_TAG]) + size_bytes(position) + inner
+    return b"".join((bytes([_CHUNK_TAG]), size_bytes(len(inner) + len(data)), inner, data))
 
 
 def encode_answer(answer: Answer) -> bytes:
@@ -98,12 +100,12 @@ def decode_hello(data: bytes) -> Hello:
     return from_pb(Hello, frame.hello)
 
 
-def decode_message(data: bytes) -> Message:
-    """A later frame of the light stream."""
+def decode_message(data: bytes, names: Names | None = None) -> Message:
+    """A later frame of the light stream, the one after that which was decoded last with its `names`."""
     frame = parse(swarm_pb2.LightFrame, data, MAX_LIGHT_BYTES)
     if frame.WhichOneof("kind") != "envelope":
         raise WireError("order", "after the Hello only envelopes may follow on this stream")
-    message: Message = from_union(Message, frame.envelope)
+    message: Message = from_union(Message, frame.envelope, names)
     return message
 
 
@@ -137,15 +139,6 @@ def _quick_chunk(data: bytes) -> Chunk | None:
         return None
     length, at = _read_varint(data, at + 1)
     return Chunk(position, memoryview(data)[at:]) if at + length == size else None
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:

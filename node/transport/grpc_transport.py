@@ -14,15 +14,15 @@ from node.ports import MessageHandler, PayloadHandler, PayloadPool, PeerError
 from node.transport import swarm_pb2_grpc
 from node.transport.arrivals import Arrivals
 from node.transport.channel import SERVER_OPTIONS, Plaintext, Security, bind
-from node.transport.config import Hooks, Kind, Library, PayloadHead, TransportConfig, kind_of, split_address
-from node.transport.frames import MAX_CHUNK_BYTES, encode_head, encode_message
+from node.transport.config import Hooks, Library, PayloadHead, TransportConfig, kind_of, split_address
+from node.transport.frames import MAX_CHUNK_BYTES, encode_head
 from node.transport.greeting import AddressBook
 from node.transport.inbound import Inbound
 from node.transport.library import LibraryService
-from node.transport.links import BulkLink, Frame, LightLink
+from node.transport.links import BulkLink, LightLink
 from node.transport.stream import Surroundings
 from protocol.ids import PeerId
-from protocol.messages import Heartbeat, Message, PayloadHeader
+from protocol.messages import Message, PayloadHeader
 
 log = logging.getLogger(__name__)
 
@@ -112,8 +112,7 @@ class GrpcTransport:
         elif peer not in self._addresses:
             self._arrivals.counts["unaddressed"] += 1
         else:
-            kind: Kind = "heartbeat" if isinstance(message, Heartbeat) else "control"
-            self._light_link(peer).put(Frame(kind, encode_message(message)))
+            self._light_link(peer).put(message)
 
     async def send_payload(self, peer: PeerId, header: PayloadHeader, handle: int) -> None:
         """See `PeerTransport`. A send that is cancelled breaks the stream; the receiver drops the payload."""

@@ -17,6 +17,7 @@ from node.transport.checks import MAX_STRING_CHARS, FaultCode, WireError
 from node.transport.config import Closing, Hello, Lane, Receipt, Welcome, kind_of
 from node.transport.frames import Chunk, decode_bulk, decode_hello, decode_message, encode_answer
 from node.transport.greeting import admit
+from node.transport.names import Names
 from node.transport.stream import Surroundings
 from protocol.ids import PeerId
 from protocol.messages import Heartbeat
@@ -167,10 +168,10 @@ class Inbound:
         self._learn(hello.peer, hello.incarnation, hello.address)
 
     async def _light(self, hello: Hello, context: Context) -> None:
-        arrivals, count = self._around.arrivals, self._around.hooks.on_bytes
+        arrivals, count, names = self._around.arrivals, self._around.hooks.on_bytes, Names()
         while (data := await _read(context, None)) is not None:
             arrivals.note(hello.peer)
-            message = decode_message(data)
+            message = decode_message(data, names)
             count("heartbeat" if isinstance(message, Heartbeat) else "control", "in", len(data))
             arrivals.message(hello.peer, hello.incarnation, message)
 

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
 
 from node.ports import PeerError
+from node.transport.checks import check
 from node.transport.config import Kind, Lane
-from node.transport.frames import encode_chunk
+from node.transport.frames import encode_chunk, encode_message
 from node.transport.outbox import Backoff, Outbox
 from node.transport.stream import RefusedError, Stream, Surroundings, dial
 from protocol.ids import PeerId
+from protocol.messages import Heartbeat, Message
 
 MAX_SENDS = 3
 """Of one payload, over connections that break."""
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """An encoded message on its way."""
-
-    kind: Kind
-    data: bytes
 
 
 class _Line:
@@ -109,15 +102,16 @@ class LightLink:
 
     def __init__(self, around: Surroundings, peer: PeerId, address: str) -> None:
         self.line = _Line(around, "light", peer, address)
-        self.outbox: Outbox[Frame] = Outbox(around.config.max_queued_messages)
+        self.outbox: Outbox[Message] = Outbox(around.config.max_queued_messages)
         self._around = around
         self._peer = peer
         self._task = around.spawn(self._run(), f"transport messages to {peer[-8:]}")
 
-    def put(self, frame: Frame) -> None:
-        """Queue it; dropped and counted when there is no room."""
+    def put(self, message: Message) -> None:
+        """Queue it; dropped and counted when there is no room. Raises `WireError` for what no peer would accept."""
+        check(message)
         before = self.outbox.dropped_messages, self.outbox.dropped_heartbeats
-        self.outbox.put(frame, frame.kind == "heartbeat")
+        self.outbox.put(message, isinstance(message, Heartbeat))
         counts = self._around.arrivals.counts
         counts["dropped_messages"] += self.outbox.dropped_messages - before[0]
         counts["dropped_heartbeats"] += self.outbox.dropped_heartbeats - before[1]
@@ -135,15 +129,18 @@ class LightLink:
                 continue  # counted where it arose; what is queued waits for the next stream
 
     async def _something(self, stream: Stream | None = None) -> None:
-        """Wait for a queued frame, or for the end of `stream`."""
+        """Wait for a queued message, or for the end of `stream`."""
         while not len(self.outbox) and (stream is None or stream.ended is None):
             self.line.wake.clear()
             await self.line.wake.wait()
 
     async def _write_all(self, stream: Stream) -> None:
-        while (frame := self.outbox.pop()) is not None:
-            await stream.write(frame.data)
-            self._around.hooks.on_bytes(frame.kind, "out", len(frame.data))
+        """Encoded only now, because what a stream names once it names by number later."""
+        while (message := self.outbox.pop()) is not None:
+            data = encode_message(message, stream.names)
+            await stream.write(data)
+            kind: Kind = "heartbeat" if isinstance(message, Heartbeat) else "control"
+            self._around.hooks.on_bytes(kind, "out", len(data))
 
     def close(self, reason: str) -> None:
         """For good; what is queued is lost."""

@@ -19,6 +19,7 @@ from node.transport.checks import WireError
 from node.transport.config import Closing, Hello, Hooks, Lane, Receipt, TransportConfig, Welcome
 from node.transport.frames import decode_answer, encode_hello
 from node.transport.greeting import REFUSALS
+from node.transport.names import Names
 from protocol.ids import PeerId
 
 METHODS: dict[Lane, str] = {"light": "/regrow.v1.Streams/Light", "bulk": "/regrow.v1.Streams/Bulk"}
@@ -66,6 +67,8 @@ class Stream:
     """Writes frames; knows why it ended. Its watcher, a task of the node's group, frees the connection."""
 
     def __init__(self, peer: PeerId, channel: aio.Channel, call: RawCall, progress_s: float) -> None:
+        self.names = Names()
+        """Of the messages that were written to it."""
         self.ended: str | None = None
         self.may_go_on = False
         """It ended for no reason that would keep another stream to the peer from doing better."""

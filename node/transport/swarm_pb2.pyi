@@ -1,10 +1,24 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    none: _ClassVar[Role]
+    active: _ClassVar[Role]
+    passive: _ClassVar[Role]
+    learner: _ClassVar[Role]
+    parked: _ClassVar[Role]
+none: Role
+active: Role
+passive: Role
+learner: Role
+parked: Role
 
 class LightFrame(_message.Message):
     __slots__ = ("hello", "envelope")
@@ -291,25 +305,33 @@ class Member(_message.Message):
     __slots__ = ("peer", "incarnation")
     PEER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    peer: str
+    peer: bytes
     incarnation: int
-    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    def __init__(self, peer: _Optional[bytes] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class MemberRows(_message.Message):
+    __slots__ = ("peer", "incarnation")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    peer: bytes
+    incarnation: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, peer: _Optional[bytes] = ..., incarnation: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Ballot(_message.Message):
     __slots__ = ("term", "peer")
     TERM_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     term: int
-    peer: str
-    def __init__(self, term: _Optional[int] = ..., peer: _Optional[str] = ...) -> None: ...
+    peer: bytes
+    def __init__(self, term: _Optional[int] = ..., peer: _Optional[bytes] = ...) -> None: ...
 
 class NO_BALLOT(_message.Message):
     __slots__ = ("term", "peer")
     TERM_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     term: int
-    peer: str
-    def __init__(self, term: _Optional[int] = ..., peer: _Optional[str] = ...) -> None: ...
+    peer: bytes
+    def __init__(self, term: _Optional[int] = ..., peer: _Optional[bytes] = ...) -> None: ...
 
 class StageResult(_message.Message):
     __slots__ = ("stage", "digest", "squared_norm", "contributors")
@@ -318,10 +340,10 @@ class StageResult(_message.Message):
     SQUARED_NORM_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
     stage: int
-    digest: str
+    digest: bytes
     squared_norm: float
-    contributors: str
-    def __init__(self, stage: _Optional[int] = ..., digest: _Optional[str] = ..., squared_norm: _Optional[float] = ..., contributors: _Optional[str] = ...) -> None: ...
+    contributors: bytes
+    def __init__(self, stage: _Optional[int] = ..., digest: _Optional[bytes] = ..., squared_norm: _Optional[float] = ..., contributors: _Optional[bytes] = ...) -> None: ...
 
 class Share(_message.Message):
     __slots__ = ("stage", "member", "microbatches")
@@ -330,8 +352,18 @@ class Share(_message.Message):
     MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     stage: int
     member: Member
-    microbatches: str
-    def __init__(self, stage: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., microbatches: _Optional[str] = ...) -> None: ...
+    microbatches: bytes
+    def __init__(self, stage: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., microbatches: _Optional[bytes] = ...) -> None: ...
+
+class ShareRows(_message.Message):
+    __slots__ = ("stage", "member", "microbatches")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    stage: _containers.RepeatedScalarFieldContainer[int]
+    member: MemberRows
+    microbatches: bytes
+    def __init__(self, stage: _Optional[_Iterable[int]] = ..., member: _Optional[_Union[MemberRows, _Mapping]] = ..., microbatches: _Optional[bytes] = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ("parent", "step", "attempt", "results", "loss_sum", "tokens")
@@ -341,13 +373,13 @@ class Commit(_message.Message):
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
-    parent: str
+    parent: bytes
     step: int
     attempt: int
     results: _containers.RepeatedCompositeFieldContainer[StageResult]
     loss_sum: float
     tokens: int
-    def __init__(self, parent: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., results: _Optional[_Iterable[_Union[StageResult, _Mapping]]] = ..., loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, parent: _Optional[bytes] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., results: _Optional[_Iterable[_Union[StageResult, _Mapping]]] = ..., loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class Seating(_message.Message):
     __slots__ = ("stage", "member", "role", "generation", "pinned")
@@ -358,10 +390,24 @@ class Seating(_message.Message):
     PINNED_FIELD_NUMBER: _ClassVar[int]
     stage: int
     member: Member
-    role: str
+    role: Role
     generation: int
     pinned: bool
-    def __init__(self, stage: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., role: _Optional[str] = ..., generation: _Optional[int] = ..., pinned: _Optional[bool] = ...) -> None: ...
+    def __init__(self, stage: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., role: _Optional[_Union[Role, str]] = ..., generation: _Optional[int] = ..., pinned: _Optional[bool] = ...) -> None: ...
+
+class SeatingRows(_message.Message):
+    __slots__ = ("stage", "member", "role", "generation", "pinned")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    stage: _containers.RepeatedScalarFieldContainer[int]
+    member: MemberRows
+    role: _containers.RepeatedScalarFieldContainer[Role]
+    generation: _containers.RepeatedScalarFieldContainer[int]
+    pinned: _containers.RepeatedScalarFieldContainer[bool]
+    def __init__(self, stage: _Optional[_Iterable[int]] = ..., member: _Optional[_Union[MemberRows, _Mapping]] = ..., role: _Optional[_Iterable[_Union[Role, str]]] = ..., generation: _Optional[_Iterable[int]] = ..., pinned: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class Roster(_message.Message):
     __slots__ = ("parent", "step", "joins", "leaves", "voters", "forked")
@@ -371,13 +417,13 @@ class Roster(_message.Message):
     LEAVES_FIELD_NUMBER: _ClassVar[int]
     VOTERS_FIELD_NUMBER: _ClassVar[int]
     FORKED_FIELD_NUMBER: _ClassVar[int]
-    parent: str
+    parent: bytes
     step: int
-    joins: _containers.RepeatedCompositeFieldContainer[Seating]
-    leaves: _containers.RepeatedCompositeFieldContainer[Seating]
-    voters: _containers.RepeatedCompositeFieldContainer[Member]
+    joins: SeatingRows
+    leaves: SeatingRows
+    voters: MemberRows
     forked: Ballot
-    def __init__(self, parent: _Optional[str] = ..., step: _Optional[int] = ..., joins: _Optional[_Iterable[_Union[Seating, _Mapping]]] = ..., leaves: _Optional[_Iterable[_Union[Seating, _Mapping]]] = ..., voters: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., forked: _Optional[_Union[Ballot, _Mapping]] = ...) -> None: ...
+    def __init__(self, parent: _Optional[bytes] = ..., step: _Optional[int] = ..., joins: _Optional[_Union[SeatingRows, _Mapping]] = ..., leaves: _Optional[_Union[SeatingRows, _Mapping]] = ..., voters: _Optional[_Union[MemberRows, _Mapping]] = ..., forked: _Optional[_Union[Ballot, _Mapping]] = ...) -> None: ...
 
 class Source(_message.Message):
     __slots__ = ("stage", "state_id", "coefficient")
@@ -385,9 +431,9 @@ class Source(_message.Message):
     STATE_ID_FIELD_NUMBER: _ClassVar[int]
     COEFFICIENT_FIELD_NUMBER: _ClassVar[int]
     stage: int
-    state_id: str
+    state_id: bytes
     coefficient: float
-    def __init__(self, stage: _Optional[int] = ..., state_id: _Optional[str] = ..., coefficient: _Optional[float] = ...) -> None: ...
+    def __init__(self, stage: _Optional[int] = ..., state_id: _Optional[bytes] = ..., coefficient: _Optional[float] = ...) -> None: ...
 
 class Rebuild(_message.Message):
     __slots__ = ("parent", "step", "stage", "generation", "sources", "joins", "voters")
@@ -398,30 +444,46 @@ class Rebuild(_message.Message):
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     JOINS_FIELD_NUMBER: _ClassVar[int]
     VOTERS_FIELD_NUMBER: _ClassVar[int]
-    parent: str
+    parent: bytes
     step: int
     stage: int
     generation: int
     sources: _containers.RepeatedCompositeFieldContainer[Source]
-    joins: _containers.RepeatedCompositeFieldContainer[Seating]
-    voters: _containers.RepeatedCompositeFieldContainer[Member]
-    def __init__(self, parent: _Optional[str] = ..., step: _Optional[int] = ..., stage: _Optional[int] = ..., generation: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., joins: _Optional[_Iterable[_Union[Seating, _Mapping]]] = ..., voters: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+    joins: SeatingRows
+    voters: MemberRows
+    def __init__(self, parent: _Optional[bytes] = ..., step: _Optional[int] = ..., stage: _Optional[int] = ..., generation: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., joins: _Optional[_Union[SeatingRows, _Mapping]] = ..., voters: _Optional[_Union[MemberRows, _Mapping]] = ...) -> None: ...
 
 class Contact(_message.Message):
     __slots__ = ("peer", "address")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    peer: str
-    address: str
-    def __init__(self, peer: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+    peer: bytes
+    address: bytes
+    def __init__(self, peer: _Optional[bytes] = ..., address: _Optional[bytes] = ...) -> None: ...
+
+class ContactRows(_message.Message):
+    __slots__ = ("peer", "address")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    peer: bytes
+    address: bytes
+    def __init__(self, peer: _Optional[bytes] = ..., address: _Optional[bytes] = ...) -> None: ...
 
 class Hop(_message.Message):
     __slots__ = ("stage", "peer")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     stage: int
-    peer: str
-    def __init__(self, stage: _Optional[int] = ..., peer: _Optional[str] = ...) -> None: ...
+    peer: bytes
+    def __init__(self, stage: _Optional[int] = ..., peer: _Optional[bytes] = ...) -> None: ...
+
+class HopRows(_message.Message):
+    __slots__ = ("stage", "peer")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    stage: _containers.RepeatedScalarFieldContainer[int]
+    peer: bytes
+    def __init__(self, stage: _Optional[_Iterable[int]] = ..., peer: _Optional[bytes] = ...) -> None: ...
 
 class Route(_message.Message):
     __slots__ = ("microbatch", "hops", "replay")
@@ -429,12 +491,12 @@ class Route(_message.Message):
     HOPS_FIELD_NUMBER: _ClassVar[int]
     REPLAY_FIELD_NUMBER: _ClassVar[int]
     microbatch: int
-    hops: _containers.RepeatedCompositeFieldContainer[Hop]
+    hops: HopRows
     replay: int
-    def __init__(self, microbatch: _Optional[int] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., replay: _Optional[int] = ...) -> None: ...
+    def __init__(self, microbatch: _Optional[int] = ..., hops: _Optional[_Union[HopRows, _Mapping]] = ..., replay: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("incarnation", "ballot", "head", "step", "attempt", "amendment", "aside")
+    __slots__ = ("incarnation", "ballot", "head", "step", "attempt", "amendment", "aside", "standing")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
@@ -442,14 +504,16 @@ class Heartbeat(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     AMENDMENT_FIELD_NUMBER: _ClassVar[int]
     ASIDE_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     ballot: Ballot
-    head: str
+    head: bytes
     step: int
     attempt: int
     amendment: int
     aside: bool
-    def __init__(self, incarnation: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., head: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., amendment: _Optional[int] = ..., aside: _Optional[bool] = ...) -> None: ...
+    standing: int
+    def __init__(self, incarnation: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., head: _Optional[bytes] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., amendment: _Optional[int] = ..., aside: _Optional[bool] = ..., standing: _Optional[int] = ...) -> None: ...
 
 class Wish(_message.Message):
     __slots__ = ("member", "stage", "name", "address", "memory_bytes", "kept")
@@ -462,10 +526,10 @@ class Wish(_message.Message):
     member: Member
     stage: int
     name: str
-    address: str
+    address: bytes
     memory_bytes: int
     kept: _containers.RepeatedCompositeFieldContainer[Kept]
-    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., stage: _Optional[int] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., kept: _Optional[_Iterable[_Union[Kept, _Mapping]]] = ...) -> None: ...
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., stage: _Optional[int] = ..., name: _Optional[str] = ..., address: _Optional[bytes] = ..., memory_bytes: _Optional[int] = ..., kept: _Optional[_Iterable[_Union[Kept, _Mapping]]] = ...) -> None: ...
 
 class Kept(_message.Message):
     __slots__ = ("stage", "state_id", "digest")
@@ -473,9 +537,9 @@ class Kept(_message.Message):
     STATE_ID_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     stage: int
-    state_id: str
-    digest: str
-    def __init__(self, stage: _Optional[int] = ..., state_id: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+    state_id: bytes
+    digest: bytes
+    def __init__(self, stage: _Optional[int] = ..., state_id: _Optional[bytes] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ("member", "reason")
@@ -504,8 +568,8 @@ class Suspect(_message.Message):
 class RecordsWanted(_message.Message):
     __slots__ = ("head",)
     HEAD_FIELD_NUMBER: _ClassVar[int]
-    head: str
-    def __init__(self, head: _Optional[str] = ...) -> None: ...
+    head: bytes
+    def __init__(self, head: _Optional[bytes] = ...) -> None: ...
 
 class Learning(_message.Message):
     __slots__ = ("ballot", "stage", "state_id", "digest", "seconds_left")
@@ -516,10 +580,10 @@ class Learning(_message.Message):
     SECONDS_LEFT_FIELD_NUMBER: _ClassVar[int]
     ballot: Ballot
     stage: int
-    state_id: str
-    digest: str
+    state_id: bytes
+    digest: bytes
     seconds_left: float
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., stage: _Optional[int] = ..., state_id: _Optional[str] = ..., digest: _Optional[str] = ..., seconds_left: _Optional[float] = ...) -> None: ...
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., stage: _Optional[int] = ..., state_id: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., seconds_left: _Optional[float] = ...) -> None: ...
 
 class ReduceReady(_message.Message):
     __slots__ = ("ballot", "step", "attempt", "stage", "microbatches", "loss_sum", "tokens", "seconds_per_microbatch")
@@ -535,11 +599,11 @@ class ReduceReady(_message.Message):
     step: int
     attempt: int
     stage: int
-    microbatches: str
+    microbatches: bytes
     loss_sum: float
     tokens: int
     seconds_per_microbatch: float
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., stage: _Optional[int] = ..., microbatches: _Optional[str] = ..., loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ..., seconds_per_microbatch: _Optional[float] = ...) -> None: ...
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., stage: _Optional[int] = ..., microbatches: _Optional[bytes] = ..., loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ..., seconds_per_microbatch: _Optional[float] = ...) -> None: ...
 
 class ReducedReport(_message.Message):
     __slots__ = ("ballot", "step", "attempt", "stage", "digest", "squared_norm")
@@ -553,9 +617,9 @@ class ReducedReport(_message.Message):
     step: int
     attempt: int
     stage: int
-    digest: str
+    digest: bytes
     squared_norm: float
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., stage: _Optional[int] = ..., digest: _Optional[str] = ..., squared_norm: _Optional[float] = ...) -> None: ...
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., stage: _Optional[int] = ..., digest: _Optional[bytes] = ..., squared_norm: _Optional[float] = ...) -> None: ...
 
 class Stalled(_message.Message):
     __slots__ = ("ballot", "step", "attempt", "microbatch", "peer", "reason", "unsent")
@@ -570,10 +634,10 @@ class Stalled(_message.Message):
     step: int
     attempt: int
     microbatch: int
-    peer: str
+    peer: bytes
     reason: str
     unsent: bool
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., microbatch: _Optional[int] = ..., peer: _Optional[str] = ..., reason: _Optional[str] = ..., unsent: _Optional[bool] = ...) -> None: ...
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., microbatch: _Optional[int] = ..., peer: _Optional[bytes] = ..., reason: _Optional[str] = ..., unsent: _Optional[bool] = ...) -> None: ...
 
 class AppliedReport(_message.Message):
     __slots__ = ("ballot", "stage", "step", "state_id", "digest")
@@ -585,9 +649,9 @@ class AppliedReport(_message.Message):
     ballot: Ballot
     stage: int
     step: int
-    state_id: str
-    digest: str
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., stage: _Optional[int] = ..., step: _Optional[int] = ..., state_id: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+    state_id: bytes
+    digest: bytes
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., stage: _Optional[int] = ..., step: _Optional[int] = ..., state_id: _Optional[bytes] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class Evaluated(_message.Message):
     __slots__ = ("ballot", "parent", "microbatch", "loss_sum", "tokens")
@@ -597,19 +661,19 @@ class Evaluated(_message.Message):
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     ballot: Ballot
-    parent: str
+    parent: bytes
     microbatch: int
     loss_sum: float
     tokens: int
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., parent: _Optional[str] = ..., microbatch: _Optional[int] = ..., loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., parent: _Optional[bytes] = ..., microbatch: _Optional[int] = ..., loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class Held(_message.Message):
     __slots__ = ("ballot", "record")
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
     ballot: Ballot
-    record: str
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., record: _Optional[str] = ...) -> None: ...
+    record: bytes
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., record: _Optional[bytes] = ...) -> None: ...
 
 class Proposed(_message.Message):
     __slots__ = ("ballot", "record", "shares")
@@ -618,8 +682,8 @@ class Proposed(_message.Message):
     SHARES_FIELD_NUMBER: _ClassVar[int]
     ballot: Ballot
     record: Record
-    shares: _containers.RepeatedCompositeFieldContainer[Share]
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ...) -> None: ...
+    shares: ShareRows
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., shares: _Optional[_Union[ShareRows, _Mapping]] = ...) -> None: ...
 
 class Promise(_message.Message):
     __slots__ = ("ballot", "head", "held", "decided")
@@ -628,10 +692,10 @@ class Promise(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     DECIDED_FIELD_NUMBER: _ClassVar[int]
     ballot: Ballot
-    head: str
+    head: bytes
     held: _containers.RepeatedCompositeFieldContainer[Proposed]
     decided: _containers.RepeatedCompositeFieldContainer[Proposed]
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., head: _Optional[str] = ..., held: _Optional[_Iterable[_Union[Proposed, _Mapping]]] = ..., decided: _Optional[_Iterable[_Union[Proposed, _Mapping]]] = ...) -> None: ...
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., head: _Optional[bytes] = ..., held: _Optional[_Iterable[_Union[Proposed, _Mapping]]] = ..., decided: _Optional[_Iterable[_Union[Proposed, _Mapping]]] = ...) -> None: ...
 
 class Prepare(_message.Message):
     __slots__ = ("ballot", "head", "decided", "forks")
@@ -640,10 +704,10 @@ class Prepare(_message.Message):
     DECIDED_FIELD_NUMBER: _ClassVar[int]
     FORKS_FIELD_NUMBER: _ClassVar[int]
     ballot: Ballot
-    head: str
+    head: bytes
     decided: _containers.RepeatedCompositeFieldContainer[Proposed]
     forks: bool
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., head: _Optional[str] = ..., decided: _Optional[_Iterable[_Union[Proposed, _Mapping]]] = ..., forks: _Optional[bool] = ...) -> None: ...
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., head: _Optional[bytes] = ..., decided: _Optional[_Iterable[_Union[Proposed, _Mapping]]] = ..., forks: _Optional[bool] = ...) -> None: ...
 
 class Propose(_message.Message):
     __slots__ = ("ballot", "record", "shares")
@@ -652,8 +716,8 @@ class Propose(_message.Message):
     SHARES_FIELD_NUMBER: _ClassVar[int]
     ballot: Ballot
     record: Record
-    shares: _containers.RepeatedCompositeFieldContainer[Share]
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ...) -> None: ...
+    shares: ShareRows
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., shares: _Optional[_Union[ShareRows, _Mapping]] = ...) -> None: ...
 
 class Decide(_message.Message):
     __slots__ = ("ballot", "record", "shares", "contacts")
@@ -663,9 +727,9 @@ class Decide(_message.Message):
     CONTACTS_FIELD_NUMBER: _ClassVar[int]
     ballot: Ballot
     record: Record
-    shares: _containers.RepeatedCompositeFieldContainer[Share]
-    contacts: _containers.RepeatedCompositeFieldContainer[Contact]
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., contacts: _Optional[_Iterable[_Union[Contact, _Mapping]]] = ...) -> None: ...
+    shares: ShareRows
+    contacts: ContactRows
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., shares: _Optional[_Union[ShareRows, _Mapping]] = ..., contacts: _Optional[_Union[ContactRows, _Mapping]] = ...) -> None: ...
 
 class Summary(_message.Message):
     __slots__ = ("ballot", "head", "step", "tokens", "loss", "seatings", "voters", "state_ids", "contacts", "height", "lineage", "squared_norms", "generations", "rebuilds", "lossy_forks")
@@ -685,21 +749,21 @@ class Summary(_message.Message):
     REBUILDS_FIELD_NUMBER: _ClassVar[int]
     LOSSY_FORKS_FIELD_NUMBER: _ClassVar[int]
     ballot: Ballot
-    head: str
+    head: bytes
     step: int
     tokens: int
     loss: float
-    seatings: _containers.RepeatedCompositeFieldContainer[Seating]
-    voters: _containers.RepeatedCompositeFieldContainer[Member]
-    state_ids: _containers.RepeatedScalarFieldContainer[str]
-    contacts: _containers.RepeatedCompositeFieldContainer[Contact]
+    seatings: SeatingRows
+    voters: MemberRows
+    state_ids: bytes
+    contacts: ContactRows
     height: int
-    lineage: str
+    lineage: bytes
     squared_norms: _containers.RepeatedScalarFieldContainer[float]
     generations: _containers.RepeatedScalarFieldContainer[int]
     rebuilds: _containers.RepeatedCompositeFieldContainer[Rebuild]
     lossy_forks: int
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., head: _Optional[str] = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., seatings: _Optional[_Iterable[_Union[Seating, _Mapping]]] = ..., voters: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., state_ids: _Optional[_Iterable[str]] = ..., contacts: _Optional[_Iterable[_Union[Contact, _Mapping]]] = ..., height: _Optional[int] = ..., lineage: _Optional[str] = ..., squared_norms: _Optional[_Iterable[float]] = ..., generations: _Optional[_Iterable[int]] = ..., rebuilds: _Optional[_Iterable[_Union[Rebuild, _Mapping]]] = ..., lossy_forks: _Optional[int] = ...) -> None: ...
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., head: _Optional[bytes] = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., seatings: _Optional[_Union[SeatingRows, _Mapping]] = ..., voters: _Optional[_Union[MemberRows, _Mapping]] = ..., state_ids: _Optional[bytes] = ..., contacts: _Optional[_Union[ContactRows, _Mapping]] = ..., height: _Optional[int] = ..., lineage: _Optional[bytes] = ..., squared_norms: _Optional[_Iterable[float]] = ..., generations: _Optional[_Iterable[int]] = ..., rebuilds: _Optional[_Iterable[_Union[Rebuild, _Mapping]]] = ..., lossy_forks: _Optional[int] = ...) -> None: ...
 
 class Yield(_message.Message):
     __slots__ = ("ballot", "to")
@@ -720,12 +784,12 @@ class Meeting(_message.Message):
     LOSSY_FORKS_FIELD_NUMBER: _ClassVar[int]
     word: str
     ballot: Ballot
-    lineage: str
+    lineage: bytes
     step: int
     covers: bool
-    voters: _containers.RepeatedCompositeFieldContainer[Member]
+    voters: MemberRows
     lossy_forks: int
-    def __init__(self, word: _Optional[str] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., lineage: _Optional[str] = ..., step: _Optional[int] = ..., covers: _Optional[bool] = ..., voters: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., lossy_forks: _Optional[int] = ...) -> None: ...
+    def __init__(self, word: _Optional[str] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., lineage: _Optional[bytes] = ..., step: _Optional[int] = ..., covers: _Optional[bool] = ..., voters: _Optional[_Union[MemberRows, _Mapping]] = ..., lossy_forks: _Optional[int] = ...) -> None: ...
 
 class SeatWork(_message.Message):
     __slots__ = ("stage", "role", "generation", "microbatches", "taken", "helped")
@@ -736,12 +800,12 @@ class SeatWork(_message.Message):
     TAKEN_FIELD_NUMBER: _ClassVar[int]
     HELPED_FIELD_NUMBER: _ClassVar[int]
     stage: int
-    role: str
+    role: Role
     generation: int
     microbatches: _containers.RepeatedScalarFieldContainer[int]
     taken: _containers.RepeatedScalarFieldContainer[int]
     helped: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, stage: _Optional[int] = ..., role: _Optional[str] = ..., generation: _Optional[int] = ..., microbatches: _Optional[_Iterable[int]] = ..., taken: _Optional[_Iterable[int]] = ..., helped: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, stage: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., generation: _Optional[int] = ..., microbatches: _Optional[_Iterable[int]] = ..., taken: _Optional[_Iterable[int]] = ..., helped: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class OpenStep(_message.Message):
     __slots__ = ("ballot", "step", "attempt", "parent", "seats", "routes", "contacts", "watch", "amendment", "again", "without")
@@ -759,15 +823,15 @@ class OpenStep(_message.Message):
     ballot: Ballot
     step: int
     attempt: int
-    parent: str
+    parent: bytes
     seats: _containers.RepeatedCompositeFieldContainer[SeatWork]
     routes: _containers.RepeatedCompositeFieldContainer[Route]
-    contacts: _containers.RepeatedCompositeFieldContainer[Contact]
-    watch: _containers.RepeatedScalarFieldContainer[str]
+    contacts: ContactRows
+    watch: bytes
     amendment: int
     again: _containers.RepeatedCompositeFieldContainer[Again]
-    without: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., parent: _Optional[str] = ..., seats: _Optional[_Iterable[_Union[SeatWork, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., contacts: _Optional[_Iterable[_Union[Contact, _Mapping]]] = ..., watch: _Optional[_Iterable[str]] = ..., amendment: _Optional[int] = ..., again: _Optional[_Iterable[_Union[Again, _Mapping]]] = ..., without: _Optional[_Iterable[str]] = ...) -> None: ...
+    without: bytes
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., parent: _Optional[bytes] = ..., seats: _Optional[_Iterable[_Union[SeatWork, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., contacts: _Optional[_Union[ContactRows, _Mapping]] = ..., watch: _Optional[bytes] = ..., amendment: _Optional[int] = ..., again: _Optional[_Iterable[_Union[Again, _Mapping]]] = ..., without: _Optional[bytes] = ...) -> None: ...
 
 class Revoke(_message.Message):
     __slots__ = ("ballot", "step", "attempt")
@@ -784,8 +848,8 @@ class Counted(_message.Message):
     STAGE_FIELD_NUMBER: _ClassVar[int]
     MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     stage: int
-    microbatches: str
-    def __init__(self, stage: _Optional[int] = ..., microbatches: _Optional[str] = ...) -> None: ...
+    microbatches: bytes
+    def __init__(self, stage: _Optional[int] = ..., microbatches: _Optional[bytes] = ...) -> None: ...
 
 class Again(_message.Message):
     __slots__ = ("microbatch", "stages")
@@ -816,10 +880,22 @@ class ReduceMember(_message.Message):
     MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     member: Member
-    role: str
-    microbatches: str
-    address: str
-    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., role: _Optional[str] = ..., microbatches: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+    role: Role
+    microbatches: bytes
+    address: bytes
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., role: _Optional[_Union[Role, str]] = ..., microbatches: _Optional[bytes] = ..., address: _Optional[bytes] = ...) -> None: ...
+
+class ReduceMemberRows(_message.Message):
+    __slots__ = ("member", "role", "microbatches", "address")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    member: MemberRows
+    role: _containers.RepeatedScalarFieldContainer[Role]
+    microbatches: bytes
+    address: bytes
+    def __init__(self, member: _Optional[_Union[MemberRows, _Mapping]] = ..., role: _Optional[_Iterable[_Union[Role, str]]] = ..., microbatches: _Optional[bytes] = ..., address: _Optional[bytes] = ...) -> None: ...
 
 class StartReduce(_message.Message):
     __slots__ = ("ballot", "step", "attempt", "stage", "members")
@@ -832,8 +908,8 @@ class StartReduce(_message.Message):
     step: int
     attempt: int
     stage: int
-    members: _containers.RepeatedCompositeFieldContainer[ReduceMember]
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., stage: _Optional[int] = ..., members: _Optional[_Iterable[_Union[ReduceMember, _Mapping]]] = ...) -> None: ...
+    members: ReduceMemberRows
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., stage: _Optional[int] = ..., members: _Optional[_Union[ReduceMemberRows, _Mapping]] = ...) -> None: ...
 
 class VoidStep(_message.Message):
     __slots__ = ("ballot", "step", "attempt", "reason")
@@ -854,8 +930,8 @@ class Probe(_message.Message):
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ballot: Ballot
     member: Member
-    address: str
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., address: _Optional[str] = ...) -> None: ...
+    address: bytes
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., address: _Optional[bytes] = ...) -> None: ...
 
 class OpenEvaluation(_message.Message):
     __slots__ = ("ballot", "parent", "step", "routes", "contacts")
@@ -865,14 +941,14 @@ class OpenEvaluation(_message.Message):
     ROUTES_FIELD_NUMBER: _ClassVar[int]
     CONTACTS_FIELD_NUMBER: _ClassVar[int]
     ballot: Ballot
-    parent: str
+    parent: bytes
     step: int
     routes: _containers.RepeatedCompositeFieldContainer[Route]
-    contacts: _containers.RepeatedCompositeFieldContainer[Contact]
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., parent: _Optional[str] = ..., step: _Optional[int] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., contacts: _Optional[_Iterable[_Union[Contact, _Mapping]]] = ...) -> None: ...
+    contacts: ContactRows
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., parent: _Optional[bytes] = ..., step: _Optional[int] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., contacts: _Optional[_Union[ContactRows, _Mapping]] = ...) -> None: ...
 
 class Standing(_message.Message):
-    __slots__ = ("ballot", "phase", "sentence", "step", "validation_step", "validation_loss", "exit_code", "order")
+    __slots__ = ("ballot", "phase", "sentence", "step", "validation_step", "validation_loss", "exit_code", "order", "serial")
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     SENTENCE_FIELD_NUMBER: _ClassVar[int]
@@ -881,6 +957,7 @@ class Standing(_message.Message):
     VALIDATION_LOSS_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
     ballot: Ballot
     phase: str
     sentence: str
@@ -889,7 +966,8 @@ class Standing(_message.Message):
     validation_loss: float
     exit_code: int
     order: Order
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., phase: _Optional[str] = ..., sentence: _Optional[str] = ..., step: _Optional[int] = ..., validation_step: _Optional[int] = ..., validation_loss: _Optional[float] = ..., exit_code: _Optional[int] = ..., order: _Optional[_Union[Order, _Mapping]] = ...) -> None: ...
+    serial: int
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., phase: _Optional[str] = ..., sentence: _Optional[str] = ..., step: _Optional[int] = ..., validation_step: _Optional[int] = ..., validation_loss: _Optional[float] = ..., exit_code: _Optional[int] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., serial: _Optional[int] = ...) -> None: ...
 
 class Order(_message.Message):
     __slots__ = ("action", "serial", "signature")
@@ -914,12 +992,12 @@ class PipeHeader(_message.Message):
     ballot: Ballot
     step: int
     attempt: int
-    parent: str
+    parent: bytes
     kind: str
     hop: int
     route: Route
     accumulate_at: Integers
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., parent: _Optional[str] = ..., kind: _Optional[str] = ..., hop: _Optional[int] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., accumulate_at: _Optional[_Union[Integers, _Mapping]] = ...) -> None: ...
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., parent: _Optional[bytes] = ..., kind: _Optional[str] = ..., hop: _Optional[int] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., accumulate_at: _Optional[_Union[Integers, _Mapping]] = ...) -> None: ...
 
 class ReduceHeader(_message.Message):
     __slots__ = ("ballot", "step", "attempt", "stage", "kind", "first", "count")

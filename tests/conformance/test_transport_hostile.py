@@ -24,6 +24,7 @@ from node.transport.frames import (
     encode_hello,
     encode_message,
 )
+from node.transport.names import put_bits, put_id, put_ids
 from node.transport.stream import METHODS
 from protocol.messages import RecordsWanted
 from protocol.version import PROTOCOL_VERSION
@@ -80,11 +81,17 @@ def frame(**fields: Any) -> bytes:
     return pb.LightFrame(envelope=pb.Envelope(**fields)).SerializeToString()
 
 
-def head(shape: tuple[int, ...], num_bytes: int, codec: str = "f32") -> bytes:
+def wanted(head: bytes) -> bytes:
+    return frame(records_wanted=pb.RecordsWanted(head=head))
+
+
+def head(shape: tuple[int, ...], num_bytes: int, codec: str = "f32", leader: bytes = b"") -> bytes:
     """Unchecked, as an attacker would write it."""
     made = pb.BulkFrame(payload_head=pb.PayloadHead(codec=codec, shape=shape, num_bytes=num_bytes))
     known = pb.BulkFrame.FromString(encode_head(PayloadHead(header(1), "f32", (1,), 4)))
     made.payload_head.header.CopyFrom(known.payload_head.header)
+    if leader:
+        made.payload_head.header.reduce_header.ballot.peer = leader
     return made.SerializeToString()
 
 
@@ -95,7 +102,7 @@ def hello(peer: str, address: str = "") -> bytes:
 HI = hello("mallory")
 EMPTY_CHUNK = pb.BulkFrame(chunk=pb.Chunk()).SerializeToString()
 DATA = memoryview(b"data")
-BALLOT = pb.Ballot(term=1, peer="c")
+BALLOT = pb.Ballot(term=1, peer=put_id("c", None))
 LONG = "x" * 5000
 
 ATTACKS: dict[str, tuple[str, str, str, tuple[bytes, ...]]] = {
@@ -131,7 +138,18 @@ ATTACKS: dict[str, tuple[str, str, str, tuple[bytes, ...]]] = {
     "unknown kind of message": ("light", "frame", "does not know", (HI, frame())),
     "message too large": ("light", "size", str(MAX_LIGHT_BYTES), (HI, b"\x12" * (MAX_LIGHT_BYTES + 1))),
     "missing part": ("light", "frame", "Heartbeat.ballot is missing", (HI, frame(heartbeat=pb.Heartbeat()))),
-    "long string": ("light", "value", "RecordsWanted.head", (HI, frame(records_wanted=pb.RecordsWanted(head=LONG)))),
+    "long string": ("light", "value", "RecordsWanted.head", (HI, wanted(put_id(LONG, None)))),
+    "two ids for one": ("light", "value", "RecordsWanted.head", (HI, wanted(put_ids(("a", "b"), None)))),
+    "an id that is cut off": ("light", "value", "RecordsWanted.head", (HI, wanted(b"\x01half"))),
+    "an id of no kind": ("light", "value", "RecordsWanted.head", (HI, wanted(b"\x05" * 17))),
+    "a name that nobody told": ("light", "value", "name 3 of 0", (HI, wanted(b"\x13"))),
+    "a name told twice": (
+        "light",
+        "value",
+        "tells the name 'h' again",
+        (HI, frame(open_step=pb.OpenStep(ballot=BALLOT, watch=put_ids(("h", "h"), None)))),
+    ),
+    "a name by number in a payload": ("bulk", "value", "where none are told", (HI, head((1,), 4, leader=b"\x10"))),
     "unknown word": (
         "light",
         "value",
@@ -144,7 +162,7 @@ ATTACKS: dict[str, tuple[str, str, str, tuple[bytes, ...]]] = {
         "ReduceReady.seconds_per_microbatch is nan",
         (
             HI,
-            frame(reduce_ready=pb.ReduceReady(ballot=BALLOT, microbatches="1", seconds_per_microbatch=float("nan"))),
+            frame(reduce_ready=pb.ReduceReady(ballot=BALLOT, microbatches=put_bits("1"), seconds_per_microbatch=float("nan"))),
         ),
     ),
     "negative step": ("light", "value", "Heartbeat.step", (HI, frame(heartbeat=pb.Heartbeat(ballot=BALLOT, step=-2)))),
@@ -152,13 +170,25 @@ ATTACKS: dict[str, tuple[str, str, str, tuple[bytes, ...]]] = {
         "light",
         "value",
         "ReduceReady.microbatches",
-        (HI, frame(reduce_ready=pb.ReduceReady(ballot=BALLOT, microbatches="0x1"))),
+        (HI, frame(reduce_ready=pb.ReduceReady(ballot=BALLOT, microbatches=b"\x02\x01"))),
     ),
     "endless list": (
         "light",
         "value",
-        "at most 8192",
-        (HI, frame(open_step=pb.OpenStep(ballot=BALLOT, watch=["p"] * 8193))),
+        "more than 8192 ids",
+        (HI, frame(open_step=pb.OpenStep(ballot=BALLOT, watch=b"\x10" * 8193))),
+    ),
+    "columns of two lengths": (
+        "light",
+        "value",
+        "StartReduce.members is not a list",
+        (HI, frame(start_reduce=pb.StartReduce(ballot=BALLOT, members=pb.ReduceMemberRows(role=[1], address=b"\x00\x00")))),
+    ),
+    "a role that is none": (
+        "light",
+        "value",
+        "SeatWork.role is 9, which is no Role",
+        (HI, frame(open_step=pb.OpenStep(ballot=BALLOT, seats=[pb.SeatWork(role=9)]))),  # type: ignore[arg-type]
     ),
     "chunk without head": ("bulk", "order", "without a payload head", (HI, encode_chunk(0, DATA))),
     "head too large": ("bulk", "size", str(MAX_HEAD_BYTES), (HI, b"\x12" * (MAX_HEAD_BYTES + 1))),

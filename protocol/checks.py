@@ -14,7 +14,7 @@ from protocol.chain import Chain
 from protocol.ids import PeerId
 from protocol.manifest import Manifest
 from protocol.messages import OpenEvaluation, OpenStep, PipeHeader, ReduceHeader, Route, SeatWork, StartReduce
-from protocol.records import Commit, Seating, Share, shares_digest
+from protocol.records import Commit, Seating, Share, contributors_of
 
 STEPS_AHEAD = 2
 """A peer may be one commit ahead of this node, and then works on the step after it."""
@@ -137,10 +137,10 @@ def piece_misfit(peer: PeerId, header: ReduceHeader, me: PeerId, chain: Chain) -
 def shares_misfit(commit: Commit, shares: tuple[Share, ...], manifest: Manifest, chain: Chain) -> str:
     """Do the shares cover each microbatch exactly once per stage, by members, and are they those that `commit` names?"""
     every = (1 << manifest.batch.num_microbatches) - 1
+    if contributors_of(shares) != commit.contributors:
+        return "the shares are not those that it names"
     for result in commit.results:
         mine = tuple(share for share in shares if share.stage == result.stage)
-        if shares_digest(mine) != result.contributors:
-            return f"the shares of stage {result.stage} are not those that it names"
         covered = 0
         for share in mine:
             bits = int(share.microbatches, 16)

@@ -39,6 +39,7 @@ from protocol.poll import Polls
 from protocol.proposal import Proposal
 from protocol.records import Commit, Record, Roster, Share
 from protocol.recovery import Recovery
+from protocol.repeats import Repeats
 from protocol.revoking import Revoked
 from protocol.takeover import Succession
 from protocol.teller import Teller
@@ -78,6 +79,8 @@ class Coordinator:
         """This node has left the roster in order; somebody else will take over."""
         self._told_at: dict[PeerId, float] = {}
         self._asked_at: dict[PeerId, float] = {}
+        self._urged = Repeats(manifest.timing.heartbeat_s)
+        """Passive replicas that do not have the sum of a stage yet."""
         self._out: list[Command] = []
 
     def take(self) -> list[Command]:
@@ -167,7 +170,13 @@ class Coordinator:
             self._out.append(Note("refused", {"peer": member.peer, "reason": wrong}))
             return
         self.members.speeds.measured(message.stage, member, message.seconds_per_microbatch)
-        self._out += ledger.begin_reduce(message.stage, self.addresses, asks=member)
+        self._begin_reduce(ledger, message.stage, now, asks=member)
+
+    def _begin_reduce(self, ledger: Ledger, stage: int, now: float, asks: Member | None = None) -> None:
+        started = ledger.begin_reduce(stage, self.addresses, asks)
+        for command in started:
+            self._urged.said((stage, command.peer), now)
+        self._out += started
 
     def on_reduced(self, ledger: Ledger, member: Member, message: ReducedReport, now: float) -> None:
         """A replica holds the sum. A result unlike its siblings' counts as silence and voids the attempt."""
@@ -250,9 +259,7 @@ class Coordinator:
         missing = ledger.missing()
         for stage, member in (late for late in missing if late[0] in ledger.started):
             seating = ledger.seated(stage, member)
-            last = self._told_at.get(member.peer, -1e9)
-            if seating and seating.role != "active" and now - last >= RESEND_HEARTBEATS * self._manifest.timing.heartbeat_s:
-                self._told_at[member.peer] = now
+            if seating and seating.role != "active" and self._urged.is_due((stage, member.peer), now):
                 self._send(member.peer, ledger.start_reduce(stage, self.addresses))
         if missing and (ledger.amendment or len(ledger.started) == self._manifest.num_stages):
             waited = now - ledger.progress_at
@@ -307,7 +314,7 @@ class Coordinator:
                 self._told_at[member.peer] = now
                 self._send_open(member, ledger)
             for stage in {*range(self._manifest.num_stages)} - ledger.started:
-                self._out += ledger.begin_reduce(stage, self.addresses)
+                self._begin_reduce(ledger, stage, now)
         if not ledger.complete():
             return
         commit, shares = ledger.commit()
@@ -424,8 +431,11 @@ class Coordinator:
             self._out += self.recovery.stopwatch.committed(now)
         for peer in joined:
             self._view.expect(peer, now)  # its wish is gone since it was proposed, and it may be gone itself
+        known = {voter.peer for voter in proposal.held}
         for peer in dict.fromkeys([*before, *joined]):
-            self._out.append(self._teller.decision(peer, proposal.record, proposal.shares))
+            self._told_at[peer] = now
+            shares = () if peer in known else proposal.shares
+            self._out.append(self._teller.decision(peer, proposal.record, shares))
 
     # ---- steps ----
 

@@ -70,14 +70,16 @@ class Follower:
             self._refuse(told.ballot.peer, wrong)
             return
         ballot = [told.ballot.term, told.ballot.peer]
-        head = self._chain.append(record, told.shares)
+        held = self._acceptor.holding
+        shares = told.shares or (held.shares if held and held.record == record else ())
+        head = self._chain.append(record, shares)
         self._acceptor.settled(head)
         self._out.append(Note("decided", {"record": head, "parent": parent, "ballot": ballot, "step": self._chain.step}))
         self._bench.end_evaluation()
         if isinstance(record, Commit):
             loss = {"step": record.step, "value": record.loss_sum / record.tokens, "tokens": record.tokens}
             self._out.append(Note("loss", loss))
-            self._bench.commit(record, told.shares, now)
+            self._bench.commit(record, shares, now)
         elif isinstance(record, Roster):
             self._enroll(record, now)
         else:

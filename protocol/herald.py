@@ -79,10 +79,14 @@ class Herald:
 
     def heard(self, peer: PeerId, beat: Heartbeat, now: float) -> None:
         """It says which standing it heard. Tell it the newest if that is another one."""
-        told_at = self._told_at.get(peer, NEVER if self._chain.member_of(peer) else now)
-        if (beat.ballot < self._ballot or beat.standing != self.serial) and now - told_at >= self._again_s:
+        if self.misses(peer, beat.ballot, beat.standing, now):
             self._told_at[peer] = now
             self.tell(peer)
+
+    def misses(self, peer: PeerId, ballot: Ballot, serial: int, now: float) -> bool:
+        """Did what was told to the peer not arrive, if it heard this under this ballot?"""
+        told_at = self._told_at.get(peer, NEVER if self._chain.member_of(peer) else now)
+        return (ballot < self._ballot or serial != self.serial) and now - told_at >= self._again_s
 
     def tell(self, peer: PeerId) -> None:
         """Tell one peer now."""
@@ -91,5 +95,6 @@ class Herald:
     def standing(self) -> Standing:
         """What is told."""
         step, order = self._chain.step, self._orders.latest
-        ending = self.exit_code, order, self.serial
-        return Standing(self._ballot, self.phase, self.sentence, step, *self.validation, *ending)
+        validated, loss = self.validation
+        said = self.phase, self.sentence
+        return Standing(self._ballot, *said, step, validated, loss, self.exit_code, order, self.serial)

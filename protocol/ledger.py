@@ -10,7 +10,7 @@ from protocol.assignment import Plan
 from protocol.commands import SendMessage
 from protocol.ids import Ballot, Member, PeerId, RecordId, bitmap
 from protocol.messages import Contact, ReducedReport, ReduceMember, ReduceReady, StartReduce
-from protocol.records import Commit, Seating, Share, StageResult, shares_digest
+from protocol.records import Commit, Seating, Share, StageResult, contributors_of, short
 
 NORM_TOLERANCE = 1e-6
 
@@ -147,11 +147,12 @@ class Ledger:
         for stage, row in enumerate(self.seats):
             mine = tuple(Share(stage, s.member, self.ready[stage, s.member].microbatches) for s in row if s.role == "active")
             first = self.reduced[stage, row[0].member]
-            results.append(StageResult(stage, first.digest, first.squared_norm, shares_digest(mine)))
+            results.append(StageResult(stage, short(first.digest), first.squared_norm))
             shares += mine
         losses = [self.ready[0, s.member] for s in self.seats[0] if s.role == "active"]
         loss, tokens = sum(r.loss_sum for r in losses), sum(r.tokens for r in losses)
-        return Commit(self.parent, self.step, self.attempt, tuple(results), loss, tokens), tuple(shares)
+        where = self.parent, self.step, self.attempt
+        return Commit(*where, tuple(results), loss, tokens, contributors_of(tuple(shares))), tuple(shares)
 
 
 def contacts_of(peers: Sequence[str], addresses: dict[str, str]) -> tuple[Contact, ...]:

@@ -1,8 +1,7 @@
 """Control messages and payload headers: what peers say to each other, as plain data.
 
-`node/transport` carries them as protobuf (proto/swarm.proto has one message per class here, same field names). Every message
-that belongs to a decision names its ballot; a receiver drops what carries a lower one. Messages may arrive twice, late or out
-of order: the receiver compares, it never assumes.
+`node/transport` carries them as protobuf. What belongs to a decision names its ballot; a receiver drops what
+carries a lower one. Messages may arrive twice, late or out of order: the receiver compares, it never assumes.
 """
 
 from __future__ import annotations
@@ -246,7 +245,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """Hold this record, voter. `shares` covers the receiver's stages (all stages for a voter)."""
+    """Hold this record, voter. `shares` are those of all stages, for a Commit."""
 
     ballot: Ballot
     record: Record
@@ -255,7 +254,7 @@ class Propose:
 
 @dataclass(frozen=True, slots=True)
 class Decide:
-    """The record is decided: apply it."""
+    """The record is decided: apply it. `shares` are told to voters that do not hold it."""
 
     ballot: Ballot
     record: Record
@@ -406,9 +405,6 @@ class Yield:
 
     ballot: Ballot
     to: Contact
-
-
-# ---- between coordinators ----
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,8 +97,7 @@ class NodeState:
         self._watched_step: OpenStep | None = None
         self._watch = Watch(self.view, 4 * manifest.timing.lapse_s)
         self._next_beat = self._now = 0.0
-        self._told: Ballot | None = None
-        """The ballot of the coordinator that was last told of this node's address and memory."""
+        self._told: Ballot | None = None  # of the coordinator that was last told of this node's address and memory
         self.departure = Departure(me, self.chain, manifest.timing.leave_notice_s, self._hears_anybody)
         self._ending = Ending(manifest.timing.linger_s, 4 * manifest.timing.lapse_s)
         self._exiting = False

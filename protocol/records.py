@@ -9,10 +9,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeGuard
 
-from protocol.ids import NO_BALLOT, Ballot, Member, RecordId, StateId, hash_of
+from protocol.ids import NO_BALLOT, Ballot, Member, RecordId, StateId, hash_of, merkle_root
 
 Role = Literal["active", "passive", "learner", "parked"]
 """`parked`: keeps the exact state of a stage that nobody computes, and has no part in steps."""
+
+
+SHORT_DIGITS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +24,8 @@ class StageResult:
 
     stage: int
     digest: str
+    """The first 16 digits, so that a record of many stages is short: each replica compares them with what it holds itself."""
     squared_norm: float
-    contributors: str
-    """Hash of the stage's shares (see `shares_digest`): who accumulated which microbatches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class Commit:
     """Sum of the token losses, in nats."""
     tokens: int
     """Number of predicted tokens."""
+    contributors: str = ""
+    """Hash of all shares (`contributors_of`): who accumulated which microbatches. A voter checks it before it holds this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +154,15 @@ def record_id(record: Record) -> RecordId:
     return known[1]
 
 
-def shares_digest(shares: tuple[Share, ...]) -> str:
-    """Hash of one stage's shares, in roster order."""
-    return hash_of([asdict(share) for share in shares])
+def short(digest: str) -> str:
+    """A digest as a `StageResult` has it."""
+    return digest[:SHORT_DIGITS]
+
+
+def contributors_of(shares: tuple[Share, ...]) -> str:
+    """Root of the Merkle tree whose leaves are the stages, ascending, each with its shares in roster order: who contributed to
+    one of them can be shown with a few hashes."""
+    by_stage: dict[int, list[Share]] = {}
+    for share in shares:
+        by_stage.setdefault(share.stage, []).append(share)
+    return merkle_root([[asdict(share) for share in by_stage[stage]] for stage in sorted(by_stage)])

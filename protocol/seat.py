@@ -60,7 +60,7 @@ class Seat:
         self.latency_s = 0.0
         """Stage 0: slowest way of a microbatch through the pipe and back, forgotten by 10 % per microbatch."""
         self.contributors: dict[PeerId, str] = {}
-        """Who computed which microbatches (bitmap) of the step that is being applied."""
+        """Who computed which microbatches (bitmap) of the gradient that was summed last."""
         self.keeps_gradients = 0
         """How many reduced gradients are kept for learners."""
         self._me = me

@@ -372,7 +372,8 @@ class Takeover:
             self._out += recovered(self._chain, {})
         for member in self._chain.members():
             if member != self._me:
-                self._send(member.peer, Decide(proposal.ballot, proposal.record, proposal.shares))
+                shares = proposal.shares if member in self._chain.voters else ()
+                self._send(member.peer, Decide(proposal.ballot, proposal.record, shares))
         self.learn(Proposed(proposal.ballot, proposal.record, proposal.shares), now)
 
     def _send(self, peer: PeerId, message: Message) -> None:

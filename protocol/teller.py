@@ -18,11 +18,9 @@ class Teller:
         self._ballot, self._me, self._chain, self._addresses = ballot, me, chain, addresses
 
     def decision(self, peer: PeerId, record: Record, shares: tuple[Share, ...]) -> SendMessage:
-        """With the shares that concern the peer; who is not on the roster (any more) may have had a part in any. Voters keep
-        all of them, for those that ask for the record later."""
-        mine = {s.stage for s in self._chain.seatings if s.member.peer == peer}
+        """Voters keep the shares, for those that ask for the record later; nobody else needs them once it is decided."""
         voters = {self._me, *(v.peer for v in self._chain.voters)}
-        kept = shares if peer in voters or not mine else tuple(s for s in shares if s.stage in mine)
+        kept = shares if peer in voters else ()
         seated = [] if isinstance(record, Commit) else [s.member.peer for s in record.joins]
         contacts = contacts_of(list(dict.fromkeys(seated)), self._addresses)
         return SendMessage(peer, Decide(self._ballot, record, kept, contacts))

@@ -49,15 +49,14 @@ from protocol.messages import (
     VoidStep,
 )
 from protocol.pulse import Pulse
-from protocol.records import Commit, Share
+from protocol.records import Commit, Share, short
+from protocol.repeats import Repeats
 from protocol.revoking import Revoke, Revoked
 from protocol.schedule import gradient_scale, later_lr_factor, learning_rate
 from protocol.seat import Incoming, Seat, SeatPhase
 
 DEADLINE_FACTOR = 4.0
 """Of a microbatch, times the slowest; at least a heartbeat more than a lapse, which says more of what is wrong."""
-RESEND_HEARTBEATS = 2.0, 16.0
-"""A report that nothing follows is said again after the first, and each time after twice as long, up to the last."""
 MAX_ADDRESSES = 8192
 
 
@@ -78,8 +77,8 @@ class Workbench:
         self._evaluation: Evaluation | None = None
         self._early: dict[tuple[object, ...], Incoming] = {}
         self._voided: tuple[Ballot, int, int] = (NO_BALLOT, 0, 0)
-        self._reported: dict[int, tuple[float, float]] = {}
-        """By stage: when its report is due again, and after how long."""
+        self._reported = Repeats(manifest.timing.heartbeat_s)
+        """Reports of the seats, by stage."""
         self._stalled: tuple[float, Stalled] | None = None
         self._pulse = Pulse(manifest.timing.heartbeat_s, manifest.timing.first_microbatch_s)
         self._out: list[Command] = []
@@ -278,20 +277,16 @@ class Workbench:
             self._tell_leader(self._stalled[1])
         for stage, seat in sorted(self.seats.items()):
             report = seat.report()
-            if report and self.is_due(stage, now, again):
+            if report and (not again or self.is_due(stage, now)):
+                if not again:
+                    self._reported.said(stage, now)
                 self._tell_leader(report)
             elif report is None and again and (learning := self.custody.report(stage, self.ballot)):
                 self._tell_leader(learning)
 
-    def is_due(self, stage: int, now: float, again: bool = True) -> bool:
-        """Is a report of this stage to be said now? It is taken as said then."""
-        first, last = (beats * self._manifest.timing.heartbeat_s for beats in RESEND_HEARTBEATS)
-        due, wait = self._reported.get(stage, (now, 0.0))
-        if again and now < due:
-            return False
-        wait = min(max(first, 2 * wait), last) if again else first
-        self._reported[stage] = now + wait, wait
-        return True
+    def is_due(self, stage: int, now: float) -> bool:
+        """Is a report of this stage to be repeated now? It is taken as said then."""
+        return self._reported.is_due(stage, now)
 
     def commit(self, commit: Commit, shares: tuple[Share, ...], now: float) -> None:
         """The step is decided (the chain holds it already): update every seat that has the sum. Whoever passes a Commit on may
@@ -300,7 +295,7 @@ class Workbench:
         rate = learning_rate(self._manifest.optimizer, commit.step, self._manifest.last_step)
         for stage, seat in sorted(self.seats.items()):
             result, decided = seat.attempt.reduced if seat.attempt else None, commit.results[stage]
-            same = result and result.digest == decided.digest and norms_agree(result.squared_norm, decided.squared_norm)
+            same = result and short(result.digest) == decided.digest and norms_agree(result.squared_norm, decided.squared_norm)
             if seat.state.role == "learner":
                 continue
             if seat.phase is not SeatPhase.REDUCED or not same:
@@ -309,7 +304,7 @@ class Workbench:
             self._out += seat.begin_applying()
             told = {s.member.peer: s.microbatches for s in shares if s.stage == stage}
             mine = seat.attempt is not None and seat.attempt.open.attempt == commit.attempt
-            seat.contributors = seat.attempt.summed if mine and seat.attempt else told
+            seat.contributors = seat.attempt.summed if seat.attempt and (mine or not told) else told
             scale = gradient_scale(self._manifest, commit.tokens, norms, stage)
             state_id = self._chain.state_ids[stage]
             self._out.append(Apply(stage, commit.step, commit.attempt, scale, rate * seat.state.lr_factor, state_id))
@@ -415,7 +410,7 @@ class Workbench:
             self._stall(-1, "", f"the gradient of stage {event.stage} is not finite", now)
         elif seat and self._is_open(event.step, event.attempt):
             self._out += seat.reduced(event)
-            self._reported.pop(event.stage, None)
+            self._reported.forget(event.stage)
             self.report(now, again=True)
 
     def failed(self, event: CommandFailed, now: float) -> None:

@@ -33,6 +33,7 @@ from node.transport.names import peer_id
 from protocol.commands import Note
 from protocol.ids import ATTEMPTS_PER_TERM, Member, PeerId
 from protocol.manifest import Manifest, from_mapping
+from protocol.messages import Heartbeat
 from protocol.sizes import GRADIENT_BYTES_PER_PARAMETER, stage_parameters, state_bytes
 
 WARM_STEPS = 3
@@ -60,7 +61,8 @@ class Wanted:
 
 @dataclass(slots=True)
 class Lived:
-    """What came of it. Bytes are of control messages, sent and received, without heartbeats."""
+    """What came of it. Bytes are of control messages, sent and received, without heartbeats, in steps without a loss; at a node
+    that a stream names once it is told by number later."""
 
     nodes: int
     hours: float
@@ -80,10 +82,14 @@ class Lived:
     exits: dict[str, int]
     """Nodes that ended by themselves, by what they said."""
     ordinary_bytes: int
-    """Per ordinary node and step, on average, before the first loss."""
+    """Per ordinary node and step, on average."""
     ordinary_most_bytes: int
     coordinator_bytes: int
     """Per node and step."""
+    joining_bytes: int
+    """The same in the steps before, in which those join that came too late for the first one."""
+    heartbeat_bytes: float
+    """Of one, on average."""
     kinds: dict[str, dict[str, int]]
     events: int
     cpu_s: float
@@ -176,8 +182,11 @@ class Scale:
         require(world.run(lambda: watch.step >= 1, START_S), f"does not start: {self._situation()}")
         world.traffic = self.traffic
         require(world.run(lambda: watch.step > WARM_STEPS, START_S), f"does not train: {self._situation()}")
+        joining = self._bytes()[2]
+        self.traffic.forget()
+        require(world.run(lambda: watch.step > 2 * WARM_STEPS, START_S), f"does not train: {self._situation()}")
         times = [at for at, _, _ in watch.commits]
-        step_s = median(b - a for a, b in pairwise(times))
+        step_s = median(b - a for a, b in pairwise(times[-WARM_STEPS - 1 :]))
         ordinary, most, coordinator, kinds = self._bytes()
         world.traffic = None
         before, seconds = watch.step, 3600.0 * wanted.hours
@@ -201,6 +210,8 @@ class Scale:
             ordinary_bytes=ordinary,
             ordinary_most_bytes=most,
             coordinator_bytes=coordinator,
+            joining_bytes=joining,
+            heartbeat_bytes=round(self.traffic.mean(Heartbeat.__name__), 1),
             kinds=kinds,
             events=world.num_events,
             cpu_s=round(time.process_time() - began, 1),

@@ -38,12 +38,12 @@ TOLD = ("recovered", "voided", "took_over", "forked", "digest_mismatch", "refuse
 
 
 class SparseInvariants(Invariants):
-    """Checks the same once per record, stage and payload, and forgets what lies far back."""
+    """Checks the same once per record and payload, and forgets what lies far back."""
 
     def __init__(self, manifest: Manifest, founder: Member) -> None:
         super().__init__(manifest, founder)
         self._bound: tuple[str, int] = ("", 0)
-        self._seen: set[tuple[str, int, int]] = set()
+        self._seen: set[tuple[str, int]] = set()
 
     def after(self, node: SimNode) -> None:
         """See `Invariants`: the bound is made once per record."""
@@ -58,12 +58,10 @@ class SparseInvariants(Invariants):
     def _check_shares(self, commit: Commit, shares: tuple[Share, ...]) -> None:
         if commit.step < self.step:
             return  # a repetition: they were checked when it was decided
-        for stage in {share.stage for share in shares}:
-            mine = tuple(share for share in shares if share.stage == stage)
-            key = (commit.parent, id(mine[0]), len(mine))
-            if key not in self._seen:
-                self._seen.add(key)
-                super()._check_shares(commit, mine)
+        key = commit.parent, len(shares)
+        if key not in self._seen:
+            self._seen.add(key)
+            super()._check_shares(commit, shares)
 
     def _on_release(self, node: SimNode, command: Release) -> None:
         super()._on_release(node, command)
@@ -196,7 +194,7 @@ class SparseWorld(World):
         opened = state.bench.open
         if state.chain.head != head or state.ballot != coordinator.ballot:
             return True
-        if state.outlook.serial(state.ballot) != coordinator.herald.serial:
+        if coordinator.herald.misses(node.peer, state.ballot, state.outlook.serial(state.ballot), self.now):
             return True
         if ledger is None:
             return opened is not None and opened.step > state.chain.step

@@ -22,6 +22,7 @@ class Traffic:
 
     sent: defaultdict[PeerId, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     received: defaultdict[PeerId, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    _counts: Counter[str] = field(default_factory=Counter)
     _names: defaultdict[tuple[PeerId, PeerId], Names] = field(default_factory=lambda: defaultdict(Names))
 
     def note(self, sender: PeerId, receiver: PeerId, message: Message) -> None:
@@ -30,6 +31,17 @@ class Traffic:
             kind, size = kind_of(message), len(encode_message(message, self._names[sender, receiver])) + FRAME_BYTES
             self.sent[sender][kind] += size
             self.received[receiver][kind] += size
+            self._counts[kind] += 1
+
+    def forget(self) -> None:
+        """Count from here on. What the streams have named stays known."""
+        self.sent.clear()
+        self.received.clear()
+        self._counts.clear()
+
+    def mean(self, kind: str) -> float:
+        """Bytes of one message."""
+        return sum(sent[kind] for sent in self.sent.values()) / max(1, self._counts[kind])
 
     def of(self, peers: Iterable[PeerId]) -> Counter[str]:
         """Bytes that these nodes sent and received, by kind; those without heartbeats together as 'control'."""

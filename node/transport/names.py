@@ -7,6 +7,7 @@ An id is one of these, and each text has only one form that is accepted:
     0x02, 32 bytes                          64 lower-case hexadecimal digits: digest
     0x03, 32 bytes                          a peer id: base58 of 0x12, 0x20 and the 32 bytes
     0x04, 4 bytes, 2 bytes (big-endian)     IPV4:PORT
+    0x05, 8 bytes                           16 lower-case hexadecimal digits: short digest
     0x10..0xef                              the name at slot 0..223 of the stream
     0xf0..0xff, 1 byte                      the name at slot 224..511
 
@@ -26,11 +27,12 @@ SLOTS = 512
 MAX_NAME_CHARS = 128
 """What is longer is told in full each time."""
 
-_TEXT, _HASH, _DIGEST, _PEER, _ADDRESS = range(5)
-_SIZES = {_HASH: 16, _DIGEST: 32, _PEER: 32, _ADDRESS: 6}
+_TEXT, _HASH, _DIGEST, _PEER, _ADDRESS, _SHORT = range(6)
+_SIZES = {_HASH: 16, _DIGEST: 32, _PEER: 32, _ADDRESS: 6, _SHORT: 8}
+_OF_DIGITS = {16: _SHORT, 32: _HASH, 64: _DIGEST}
 _FIRST_SLOT, _FIRST_LONG_SLOT = 0x10, 0xF0
 _NUM_SHORT = _FIRST_LONG_SLOT - _FIRST_SLOT
-_HEX = re.compile(r"[0-9a-f]{32}(?:[0-9a-f]{32})?")
+_HEX = re.compile("[0-9a-f]+")
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _IPV4 = re.compile(rf"{_OCTET}(?:\.{_OCTET}){{3}}:(?:0|[1-9][0-9]{{0,4}})", re.ASCII)
 _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
@@ -136,8 +138,8 @@ def _take_text(data: bytes, at: int) -> tuple[str, int]:
 def _literal(text: str) -> bytes:
     if len(text) == _PEER_CHARS and (raw := _peer_bytes(text)):
         return bytes([_PEER]) + raw
-    if _HEX.fullmatch(text):
-        return bytes([_HASH if len(text) == 32 else _DIGEST]) + bytes.fromhex(text)
+    if len(text) in _OF_DIGITS and _HEX.fullmatch(text):
+        return bytes([_OF_DIGITS[len(text)]]) + bytes.fromhex(text)
     if len(text) <= 21 and _IPV4.fullmatch(text):
         host, _, port = text.rpartition(":")
         if int(port) < 1 << 16:

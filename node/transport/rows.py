@@ -7,12 +7,11 @@ columns are equally long; without rows there is no message. Errors: `WireError`.
 from __future__ import annotations
 
 import dataclasses
-import typing
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 
 from node.transport.checks import MAX_TUPLE_ITEMS, WireError, field_types
 from node.transport.names import Names, put_ids, put_rows, take_ids, take_rows
@@ -42,11 +41,11 @@ def take(pb: Any, cls: Any, place: str, names: Names | None) -> tuple[Any, ...]:
     return tuple(_take(pb, cls, place, names))
 
 
-def word(field: FieldDescriptor, number: int) -> str:
-    """Name of an enum's value."""
-    found = field.enum_type.values_by_number.get(number)
+def word(enum: EnumDescriptor, number: int) -> str:
+    """Name of an enum's value; 0 is none."""
+    found = enum.values_by_number.get(number)
     if found is None or not number:
-        raise WireError("value", f"{field.containing_type.name}.{field.name} is {number}, which is no {field.enum_type.name}")
+        raise WireError("value", f"{number} is no {enum.name}")
     return str(found.name)
 
 
@@ -95,7 +94,7 @@ def _putter(field: FieldDescriptor, hint: Any) -> PutColumn:
     if hint is str:
         again = name not in NEVER_AGAIN
         return lambda pb, column, names: setattr(pb, name, put_ids(tuple(column), names if again else None))
-    if typing.get_origin(hint) is Literal:
+    if field.enum_type is not None:
         numbers = {value.name: value.number for value in field.enum_type.values}
         return lambda pb, column, _: getattr(pb, name).extend([numbers[value] for value in column])
     return lambda pb, column, _: getattr(pb, name).extend(column)
@@ -115,6 +114,6 @@ def _taker(field: FieldDescriptor, hint: Any) -> TakeColumn:
     if hint is str:
         again = name not in NEVER_AGAIN
         return lambda pb, place, names: list(at(f"{place}.{name}", take_ids, getattr(pb, name), names if again else None))
-    if typing.get_origin(hint) is Literal:
-        return lambda pb, _place, _names: [word(field, number) for number in getattr(pb, name)]
+    if (enum := field.enum_type) is not None:
+        return lambda pb, place, _: [at(f"{place}.{name}", word, enum, number) for number in getattr(pb, name)]
     return lambda pb, _place, _names: list(getattr(pb, name))

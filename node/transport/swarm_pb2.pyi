@@ -334,16 +334,24 @@ class NO_BALLOT(_message.Message):
     def __init__(self, term: _Optional[int] = ..., peer: _Optional[bytes] = ...) -> None: ...
 
 class StageResult(_message.Message):
-    __slots__ = ("stage", "digest", "squared_norm", "contributors")
+    __slots__ = ("stage", "digest", "squared_norm")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SQUARED_NORM_FIELD_NUMBER: _ClassVar[int]
-    CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
     stage: int
     digest: bytes
     squared_norm: float
-    contributors: bytes
-    def __init__(self, stage: _Optional[int] = ..., digest: _Optional[bytes] = ..., squared_norm: _Optional[float] = ..., contributors: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, stage: _Optional[int] = ..., digest: _Optional[bytes] = ..., squared_norm: _Optional[float] = ...) -> None: ...
+
+class StageResultRows(_message.Message):
+    __slots__ = ("stage", "digest", "squared_norm")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SQUARED_NORM_FIELD_NUMBER: _ClassVar[int]
+    stage: _containers.RepeatedScalarFieldContainer[int]
+    digest: bytes
+    squared_norm: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, stage: _Optional[_Iterable[int]] = ..., digest: _Optional[bytes] = ..., squared_norm: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Share(_message.Message):
     __slots__ = ("stage", "member", "microbatches")
@@ -366,20 +374,22 @@ class ShareRows(_message.Message):
     def __init__(self, stage: _Optional[_Iterable[int]] = ..., member: _Optional[_Union[MemberRows, _Mapping]] = ..., microbatches: _Optional[bytes] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("parent", "step", "attempt", "results", "loss_sum", "tokens")
+    __slots__ = ("parent", "step", "attempt", "results", "loss_sum", "tokens", "contributors")
     PARENT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
     parent: bytes
     step: int
     attempt: int
-    results: _containers.RepeatedCompositeFieldContainer[StageResult]
+    results: StageResultRows
     loss_sum: float
     tokens: int
-    def __init__(self, parent: _Optional[bytes] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., results: _Optional[_Iterable[_Union[StageResult, _Mapping]]] = ..., loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ...) -> None: ...
+    contributors: bytes
+    def __init__(self, parent: _Optional[bytes] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., results: _Optional[_Union[StageResultRows, _Mapping]] = ..., loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ..., contributors: _Optional[bytes] = ...) -> None: ...
 
 class Seating(_message.Message):
     __slots__ = ("stage", "member", "role", "generation", "pinned")

@@ -37,7 +37,7 @@ _SCALARS = (str, int, float, bool)
 def to_pb(value: Any) -> Pb:
     """The protobuf message of a dataclass."""
     check(value)
-    pb = _pb_class(type(value).__name__)()
+    pb: Pb = _pb_class(type(value).__name__)()
     _fill(pb, value, None)
     return pb
 
@@ -205,8 +205,8 @@ def _reader(cls: type, field: FieldDescriptor, hint: Any) -> Read:
     name, place = field.name, f"{cls.__name__}.{field.name}"
     if hint is str and field.type == field.TYPE_BYTES:
         return _text_reader(name, place)
-    if field.enum_type is not None:
-        return lambda pb, _: rows.word(field, getattr(pb, name))
+    if (enum := field.enum_type) is not None:
+        return lambda pb, _: rows.at(place, rows.word, enum, getattr(pb, name))
     if hint in _SCALARS or typing.get_origin(hint) is Literal:
         return lambda pb, _: getattr(pb, name)
     if typing.get_origin(hint) is tuple:

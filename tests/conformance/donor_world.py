@@ -147,7 +147,7 @@ class Swarm:
             await run_microbatch(self.manifest, executors[microbatch % len(executors)], self.step, microbatch)
         norms = {stage: await reduce(self.manifest, executors, stage) for stage in range(self.manifest.num_stages)}
         tokens = self.manifest.batch.tokens_per_step
-        results = tuple(StageResult(stage, "sum", norm, "c") for stage, norm in norms.items())
+        results = tuple(StageResult(stage, "sum", norm) for stage, norm in norms.items())
         commit = Commit(self.node.chain.head, self.step, 1, results, 8.0, tokens)
         self.node.chain.append(commit, ())
         learner.wake()

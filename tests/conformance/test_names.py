@@ -31,7 +31,7 @@ from protocol.messages import Contact, Heartbeat, Hop, Message, OpenStep, Record
 
 HASH = "0f" * 16
 PEER = peer_id(hashlib.sha256(b"somebody").digest())
-SIZES = {HASH: 17, HASH * 2: 33, PEER: 33, "10.0.0.1:31337": 7, "": 2, "peer-a": 8}
+SIZES = {HASH: 17, HASH * 2: 33, HASH[:16]: 9, PEER: 33, "10.0.0.1:31337": 7, "": 2, "peer-a": 8}
 ALMOST = [
     HASH.upper(),
     HASH[:-1],

@@ -141,7 +141,7 @@ ATTACKS: dict[str, tuple[str, str, str, tuple[bytes, ...]]] = {
     "long string": ("light", "value", "RecordsWanted.head", (HI, wanted(put_id(LONG, None)))),
     "two ids for one": ("light", "value", "RecordsWanted.head", (HI, wanted(put_ids(("a", "b"), None)))),
     "an id that is cut off": ("light", "value", "RecordsWanted.head", (HI, wanted(b"\x01half"))),
-    "an id of no kind": ("light", "value", "RecordsWanted.head", (HI, wanted(b"\x05" * 17))),
+    "an id of no kind": ("light", "value", "RecordsWanted.head", (HI, wanted(b"\x06" * 17))),
     "a name that nobody told": ("light", "value", "name 3 of 0", (HI, wanted(b"\x13"))),
     "a name told twice": (
         "light",
@@ -187,7 +187,7 @@ ATTACKS: dict[str, tuple[str, str, str, tuple[bytes, ...]]] = {
     "a role that is none": (
         "light",
         "value",
-        "SeatWork.role is 9, which is no Role",
+        "SeatWork.role: 9 is no Role",
         (HI, frame(open_step=pb.OpenStep(ballot=BALLOT, seats=[pb.SeatWork(role=9)]))),  # type: ignore[arg-type]
     ),
     "chunk without head": ("bulk", "order", "without a payload head", (HI, encode_chunk(0, DATA))),

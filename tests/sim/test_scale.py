@@ -11,11 +11,12 @@ from node.sim.scale import Lived, Scale, Wanted, main
 from node.sim.sparse import SparseWorld
 from node.sim.traffic import FRAME_BYTES, Traffic, kind_of
 from node.transport.frames import encode_message
+from node.transport.names import Names
 from protocol.ids import Ballot
 from protocol.messages import Decide, Heartbeat, VoidStep
 from protocol.records import Roster
 
-SMALL = Wanted(nodes=10, stages=4, microbatches=8, hours=0.1, loss=0.99, busy_s=10.0, pinned=True)
+SMALL = Wanted(nodes=10, stages=4, microbatches=8, hours=0.1, loss=0.99, busy_s=10.0, pinned=True, seed=5)
 
 
 def both(wanted: Wanted) -> tuple[Lived, Lived]:
@@ -79,13 +80,39 @@ def test_bytes_are_those_of_the_wire() -> None:
     ballot = Ballot(1, "a")
     void, decide = VoidStep(ballot, 1, 1, "why"), Decide(ballot, Roster("", 0, (), (), ()), ())
     traffic = Traffic()
+    names, sizes = Names(), []
     for message in (void, decide, Heartbeat(1, ballot, "", 0, 0)):
+        sizes.append(len(encode_message(message, names)) + FRAME_BYTES)
         traffic.note("a", "b", message)
         traffic.note("a", "a", message)
     assert kind_of(decide) == "Decide Roster"
-    assert traffic.sent["a"]["VoidStep"] == len(encode_message(void)) + FRAME_BYTES
+    assert traffic.sent["a"]["VoidStep"] == sizes[0]
     assert traffic.received["b"] == traffic.sent["a"]
-    assert traffic.of("b")["control"] == sum(len(encode_message(m)) + FRAME_BYTES for m in (void, decide))
+    assert traffic.of("b")["control"] == sizes[0] + sizes[1]
+    assert traffic.mean("Heartbeat") == sizes[2]
+    traffic.forget()
+    assert traffic.of("b")["control"] == 0
+    traffic.note("b", "a", void)
+    traffic.note("a", "b", void)
+    assert traffic.received["b"]["VoidStep"] < sizes[0] == traffic.sent["b"]["VoidStep"], "named before"
+
+
+MOST_BYTES, MOST_HEARTBEAT_BYTES = 2000, 64
+
+
+def test_what_the_coordinator_says_is_little() -> None:
+    """At 32 block stages, per node and step; and no node hears or says more than that itself."""
+    lived = Scale(Wanted(nodes=50, microbatches=16, hours=0.0)).run()
+    assert 500 < lived.coordinator_bytes <= MOST_BYTES
+    assert lived.ordinary_bytes <= MOST_BYTES
+    assert 20 < lived.heartbeat_bytes <= MOST_HEARTBEAT_BYTES
+
+
+@pytest.mark.full
+def test_a_larger_swarm_says_no_more_per_node() -> None:
+    few, many = (Scale(Wanted(nodes=nodes, hours=0.0)).run() for nodes in (50, 150))
+    assert many.ordinary_bytes <= 1.1 * few.ordinary_bytes
+    assert many.coordinator_bytes <= MOST_BYTES
 
 
 @pytest.mark.parametrize("arguments", [["--nodes", "9"], ["--loss", "1"]])

@@ -245,7 +245,7 @@ class Explorer:
         assert plain.ballot
         attempt = ATTEMPTS_PER_TERM * (plain.ballot.term - 1) + 1
         if not chain.empty_stages():
-            results = tuple(StageResult(s, "d", 1.0, "c") for s in range(self._manifest.num_stages))
+            results = tuple(StageResult(s, "d", 1.0) for s in range(self._manifest.num_stages))
             tokens = self._manifest.batch.tokens_per_step
             yield Commit(chain.head, chain.step + 1, attempt, results, 1.0, tokens)
         yield from self._rebuilds(plain.me, chain)

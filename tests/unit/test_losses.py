@@ -27,7 +27,7 @@ from protocol.messages import (
 )
 from protocol.node_state import NodeConfig, NodeState
 from protocol.orders import Orders
-from protocol.records import Commit, Roster, Seating, Share, StageResult, record_id
+from protocol.records import Commit, Roster, Seating, Share, StageResult, contributors_of, record_id
 from protocol.view import View
 from protocol.workbench import Workbench
 
@@ -96,20 +96,26 @@ def test_a_passive_replica_stays_passive_beside_an_active_one() -> None:
 
 
 def test_a_record_that_is_asked_for_later_still_carries_its_shares() -> None:
+    """To a voter, which may have to tell others one day; what others do with it needs none."""
+    voter = holder(2)
     chain, coordinator = seated()
+    chain.append(Roster(chain.head, 0, (), (), (LEAD, voter)), ())
     shares = tuple(Share(stage, holder(stage), "3") for stage in STAGES)
-    results = tuple(StageResult(stage, "d", 1.0, "c") for stage in STAGES)
-    commit = Commit(chain.head, 1, 1, results, 1.0, MANIFEST.batch.tokens_per_step)
+    results = tuple(StageResult(stage, "d", 1.0) for stage in STAGES)
+    tokens = MANIFEST.batch.tokens_per_step
+    commit = Commit(chain.head, 1, 1, results, 1.0, tokens, contributors_of(shares))
     before = chain.head
     coordinator._propose(commit, shares, 1.0)
     coordinator.on_held(LEAD, Held(BALLOT, record_id(commit)))
     coordinator.advance(1.0)
     sent = {c.peer: c.message for c in coordinator.take() if isinstance(c, SendMessage) and isinstance(c.message, Decide)}
-    assert sent["holder2"].shares == (shares[2],)
-    chain.append(commit, sent["lead"].shares)
-    coordinator.on_records_wanted(Member("holder2", 1), before, 1.0)
-    again = [c.message for c in coordinator.take() if isinstance(c, SendMessage)]
-    assert [m.shares for m in again if isinstance(m, Decide)] == [(shares[2],)]
+    assert (sent["holder1"].shares, sent["holder2"].shares) == ((), shares)
+    assert sent["lead"].shares == (), "it holds them"
+    chain.append(commit, shares)
+    for member, wanted in ((holder(1), ()), (voter, shares)):
+        coordinator.on_records_wanted(member, before, 1.0)
+        again = [c.message for c in coordinator.take() if isinstance(c, SendMessage)]
+        assert [m.shares for m in again if isinstance(m, Decide)] == [wanted]
 
 
 def test_the_silence_of_who_was_just_seated_counts() -> None:

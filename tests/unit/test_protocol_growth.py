@@ -54,7 +54,7 @@ def one_step(c: Core, step: int) -> None:
     rows = tuple(ReduceMember(s.member, s.role, bitmap(range(4)), "x:1") for s in c.state.chain.seated(1))
     c.tell(StartReduce(BALLOT, step, 2, 1, rows))
     c.do(Reduced(1, step, 2, "d", 1.0, 0.1))
-    results = tuple(StageResult(s, "d", 1.0, "c") for s in range(3))
+    results = tuple(StageResult(s, "d", 1.0) for s in range(3))
     (apply,) = of(c.decide(Commit(c.state.chain.head, step, 2, results, 8.0, 32)), Apply)
     c.do(Applied(1, step, apply.state_id, f"digest {step}", step, 0.1), after_s=0.5)
 

@@ -17,7 +17,7 @@ from protocol.manifest import Manifest
 from protocol.membership import COPY_HEARTBEATS, MAX_STRIKES, MOVE_HEARTBEATS, Changes, Membership
 from protocol.messages import AppliedReport, Learning, Wish
 from protocol.placement import copy_candidates
-from protocol.records import Commit, Roster, Seating, Share, StageResult, shares_digest
+from protocol.records import Commit, Roster, Seating, StageResult
 from protocol.sizes import need_bytes
 from protocol.speeds import DEADBAND, Speeds
 from tests.tools.core import BALLOT, LEAD, a_manifest, holders
@@ -35,12 +35,8 @@ def a_chain(manifest: Manifest, *more: Seating, replicas: int = 1, steps: int = 
 
 
 def commit(chain: Chain, manifest: Manifest) -> None:
-    every = f"{(1 << manifest.batch.num_microbatches) - 1:x}"
-    results = []
-    for stage in range(manifest.num_stages):
-        share = (Share(stage, chain.active(stage)[0].member, every),)
-        results.append(StageResult(stage, "d", 1.0, shares_digest(share)))
-    chain.append(Commit(chain.head, chain.step + 1, 1, tuple(results), 1.0, manifest.batch.tokens_per_step), ())
+    results = tuple(StageResult(stage, "d", 1.0) for stage in range(manifest.num_stages))
+    chain.append(Commit(chain.head, chain.step + 1, 1, results, 1.0, manifest.batch.tokens_per_step), ())
 
 
 def apply(chain: Chain, changes: Changes, members: Membership) -> None:

@@ -42,7 +42,7 @@ from protocol.messages import (
     Wish,
     Yield,
 )
-from protocol.records import Commit, Roster, Seating, Share, StageResult, shares_digest
+from protocol.records import Commit, Roster, Seating, Share, StageResult, contributors_of
 from tests.tools.core import BALLOT, LEAD, Core, a_manifest, holders, notes, of, says, sent
 
 
@@ -91,7 +91,7 @@ def test_a_new_roster_ends_a_step_that_was_opened_before_it() -> None:
 def test_a_member_without_its_seat_says_so_instead_of_blocking_every_step() -> None:
     c = core()
     chain = c.state.chain
-    results = tuple(StageResult(s, "d", 1.0, "c") for s in range(3))
+    results = tuple(StageResult(s, "d", 1.0) for s in range(3))
     out = c.decide(Commit(chain.head, 1, 1, results, 1.0, c.manifest.batch.tokens_per_step))
     assert notes(out, "left")
     assert not c.state.bench.seats
@@ -160,7 +160,7 @@ def test_a_node_that_is_behind_waits_longer_but_not_for_ever() -> None:
 def test_after_the_last_step_nobody_waits_for_a_coordinator_that_has_gone() -> None:
     c = core(max_steps=1)
     chain = c.state.chain
-    results = tuple(StageResult(s, "d", 1.0, "c") for s in range(3))
+    results = tuple(StageResult(s, "d", 1.0) for s in range(3))
     c.decide(Commit(chain.head, 1, 1, results, 1.0, c.manifest.batch.tokens_per_step))
     c.tell(Goodbye(LEAD, "done"))
     out = ticks(c, c.manifest.timing.linger_s + 2, heard=())
@@ -218,9 +218,8 @@ def proposal(c: Core, **shares: str) -> Propose:
     every = f"{(1 << c.manifest.batch.num_microbatches) - 1:x}"
     rows = [Share(s.stage, s.member, shares.get(s.member.peer.replace(".", "_"), every)) for s in chain.seatings]
     rows = [row for row in rows if row.microbatches]
-    per = [tuple(r for r in rows if r.stage == s) for s in range(3)]
-    results = tuple(StageResult(s, "d", 1.0, shares_digest(per[s])) for s in range(3))
-    commit = Commit(chain.head, 1, 1, results, 1.0, c.manifest.batch.tokens_per_step)
+    results = tuple(StageResult(s, "d", 1.0) for s in range(3))
+    commit = Commit(chain.head, 1, 1, results, 1.0, c.manifest.batch.tokens_per_step, contributors_of(tuple(rows)))
     return Propose(BALLOT, commit, tuple(rows))
 
 

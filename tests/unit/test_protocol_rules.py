@@ -130,12 +130,12 @@ def roster(chain: Chain, **changes: Any) -> Roster:
 
 
 def commit(chain: Chain, **changes: Any) -> Commit:
-    results = tuple(StageResult(s, "d", 4.0, "c") for s in range(3))
+    results = tuple(StageResult(s, "d", 4.0) for s in range(3))
     return replace(Commit(chain.head, chain.step + 1, 1, results, 8.0, 32), **changes)
 
 
 def changed_result(**changes: Any) -> tuple[StageResult, ...]:
-    good = [StageResult(s, "d", 4.0, "c") for s in range(3)]
+    good = [StageResult(s, "d", 4.0) for s in range(3)]
     return (replace(good[0], **changes), *good[1:])
 
 
@@ -158,7 +158,7 @@ COMMITS: dict[str, tuple[dict[str, Any], str]] = {
     "negative norm": ({"results": changed_result(squared_norm=-1.0)}, "norm"),
     "no norm": ({"results": changed_result(squared_norm=math.nan)}, "norm"),
     "norms too large together": (
-        {"results": tuple(StageResult(s, "d", 1e308, "c") for s in range(3))},
+        {"results": tuple(StageResult(s, "d", 1e308) for s in range(3))},
         "norm",
     ),
 }

@@ -68,7 +68,7 @@ def start_reduce(c: Core, stage: int = 1, **changes: Any) -> StartReduce:
 
 
 def commit_of(c: Core, digest: str = "sum", squared_norm: float = 4.0) -> Commit:
-    results = tuple(StageResult(s, digest, squared_norm, "c") for s in range(c.manifest.num_stages))
+    results = tuple(StageResult(s, digest, squared_norm) for s in range(c.manifest.num_stages))
     return Commit(c.state.chain.head, c.state.chain.step + 1, 1, results, 8.0, c.manifest.batch.tokens_per_step)
 
 

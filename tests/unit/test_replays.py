@@ -21,7 +21,7 @@ STAGE = 1
 def a_commit(chain: Chain, manifest: Manifest) -> Commit:
     """Its norms depend on step and stage."""
     step = chain.step + 1
-    results = tuple(StageResult(s, "sum", 4.0 * step + s, "c") for s in range(manifest.num_stages))
+    results = tuple(StageResult(s, "sum", 4.0 * step + s) for s in range(manifest.num_stages))
     return Commit(chain.head, step, 1, results, 8.0, manifest.batch.tokens_per_step)
 
 

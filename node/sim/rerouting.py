@@ -13,6 +13,7 @@ from node.sim.life import START_S, Life
 from node.sim.machine import require
 from node.sim.nodes import Decider, NodeSpec, real_state
 from node.sim.scenario import a_manifest
+from protocol.chain import Chain
 from protocol.commands import Command, Compute, Note
 from protocol.events import Event
 from protocol.ids import Member
@@ -47,6 +48,11 @@ class _Counted:
 
     def __init__(self, state: Decider, life: Rerouting) -> None:
         self._state, self._life = state, life
+
+    @property
+    def chain(self) -> Chain:
+        """The decided records, for those that check them."""
+        return self._state.chain  # type: ignore[attr-defined,no-any-return]
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """See `Decider`."""

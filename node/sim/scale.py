@@ -18,8 +18,6 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
-from statistics import median
 
 from node.sim.faults import Faults, Strike
 from node.sim.heap import World
@@ -186,7 +184,7 @@ class Scale:
         self.traffic.forget()
         require(world.run(lambda: watch.step > 2 * WARM_STEPS, START_S), f"does not train: {self._situation()}")
         times = [at for at, _, _ in watch.commits]
-        step_s = median(b - a for a, b in pairwise(times[-WARM_STEPS - 1 :]))
+        step_s = (times[-1] - times[-WARM_STEPS - 1]) / WARM_STEPS
         ordinary, most, coordinator, kinds = self._bytes()
         world.traffic = None
         before, seconds = watch.step, 3600.0 * wanted.hours

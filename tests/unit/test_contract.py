@@ -21,6 +21,7 @@ from node.http import finite
 from node.sim.nodes import NodeSpec, real_state
 from node.sim.scenario import make_scenario
 from node.sim.trial import Trial
+from protocol.chain import Chain
 from protocol.commands import Command, Note
 from protocol.events import Event
 from protocol.manifest import Manifest
@@ -140,6 +141,10 @@ class Recorder:
     def __init__(self, state: NodeState, log: EventLog, told: list[dict[str, Any]]) -> None:
         self._state, self._log, self._told = state, log, told
         self._handled = 0
+
+    @property
+    def chain(self) -> Chain:
+        return self._state.chain
 
     def handle(self, event: Event, now: float) -> list[Command]:
         commands = self._state.handle(event, now)

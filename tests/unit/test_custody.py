@@ -39,7 +39,7 @@ class Kept1(Core):
 
     def commit(self) -> list[Command]:
         chain = self.state.chain
-        results = tuple(StageResult(s, "d", 1.0, "c") for s in range(self.manifest.num_stages))
+        results = tuple(StageResult(s, "d", 1.0) for s in range(self.manifest.num_stages))
         return self.decide(Commit(chain.head, chain.step + 1, 1, results, 1.0, self.manifest.batch.tokens_per_step))
 
     def beat(self) -> list[Command]:

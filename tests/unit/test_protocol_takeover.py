@@ -200,7 +200,7 @@ def test_a_voter_stands_and_leads_with_a_quorum() -> None:
 
 
 def a_commit(c: Voter) -> Commit:
-    results = tuple(StageResult(stage, "sum", 1.0, "c") for stage in range(c.manifest.num_stages))
+    results = tuple(StageResult(stage, "sum", 1.0) for stage in range(c.manifest.num_stages))
     return Commit(c.state.chain.head, 1, 1, results, 8.0, c.manifest.batch.tokens_per_step)
 
 

@@ -14,7 +14,7 @@ from tests.tools.lead import Lead, lead
 def beat(c: Lead, peer: str, serial: int, after_s: float = 0.0, ballot: Ballot = BALLOT) -> list[Standing]:
     """What the coordinator tells the peer when it says which standing it heard."""
     ledger = c.coordinator.ledger
-    message = Heartbeat(1, ballot, c.state.chain.head, ledger.step, ledger.attempt, serial)
+    message = Heartbeat(1, ballot, c.state.chain.head, ledger.step, ledger.attempt, standing=serial)
     return sent(c.tell(message, peer, after_s=after_s), Standing, peer)
 
 

@@ -447,6 +447,7 @@ class Coordinator:
         peers = [[s.member.peer for s in row] for row in active]
         plan = make_plan(self._manifest.batch.num_microbatches, peers, self._manifest.swapped, shares)
         self._attempt += 1
+        self._urged.clear()
         self.members.learners.go_on(now)
         seats = [[s for s in chain.holders(stage) if s.role != "parked"] for stage in stages]
         step = chain.step + 1

@@ -13,7 +13,7 @@ from protocol.fork import parts_from
 from protocol.ids import Member, PeerId
 from protocol.manifest import Manifest
 from protocol.messages import Decide, Held, Message, OpenStep, Propose, Proposed, RecordsWanted, Summary
-from protocol.records import Commit, Rebuild, Roster, Seating, is_fork
+from protocol.records import Commit, Rebuild, Roster, Seating, Share, contributors_of, is_fork
 from protocol.view import View
 from protocol.workbench import Workbench
 
@@ -70,8 +70,7 @@ class Follower:
             self._refuse(told.ballot.peer, wrong)
             return
         ballot = [told.ballot.term, told.ballot.peer]
-        held = self._acceptor.holding
-        shares = told.shares or (held.shares if held and held.record == record else ())
+        shares = self._shares_of(told)
         head = self._chain.append(record, shares)
         self._acceptor.settled(head)
         self._out.append(Note("decided", {"record": head, "parent": parent, "ballot": ballot, "step": self._chain.step}))
@@ -84,6 +83,15 @@ class Follower:
             self._enroll(record, now)
         else:
             self._regrow(record, now)
+
+    def _shares_of(self, told: Proposed) -> tuple[Share, ...]:
+        """Those that the record names, as far as this node knows them: of what it was told and what it holds."""
+        held, record = self._acceptor.holding, told.record
+        if not isinstance(record, Commit):
+            return ()
+        if told.shares and contributors_of(told.shares) == record.contributors:
+            return told.shares
+        return held.shares if held and held.record == record else ()
 
     def _enroll(self, roster: Roster, now: float) -> None:
         if is_fork(roster):

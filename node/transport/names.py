@@ -134,8 +134,13 @@ def _take_text(data: bytes, at: int) -> tuple[str, int]:
     return text, at + size
 
 
-@lru_cache(maxsize=4096)
 def _literal(text: str) -> bytes:
+    return _short_literal(text) if len(text) <= MAX_NAME_CHARS else _plain(text)
+
+
+@lru_cache(maxsize=4096)
+def _short_literal(text: str) -> bytes:
+    """Of what is short enough to be kept: a stranger's long texts are not."""
     if len(text) == _PEER_CHARS and (raw := _peer_bytes(text)):
         return bytes([_PEER]) + raw
     if len(text) in _OF_DIGITS and _HEX.fullmatch(text):
@@ -144,6 +149,10 @@ def _literal(text: str) -> bytes:
         host, _, port = text.rpartition(":")
         if int(port) < 1 << 16:
             return bytes([_ADDRESS, *map(int, host.split("."))]) + int(port).to_bytes(2, "big")
+    return _plain(text)
+
+
+def _plain(text: str) -> bytes:
     data = text.encode()
     return bytes([_TEXT]) + size_bytes(len(data)) + data
 

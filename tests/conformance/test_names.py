@@ -16,6 +16,7 @@ from node.transport.names import (
     MAX_NAME_CHARS,
     SLOTS,
     Names,
+    _short_literal,
     peer_id,
     put_bits,
     put_id,
@@ -86,6 +87,13 @@ def test_a_long_name_is_told_in_full_each_time() -> None:
     for _ in range(2):
         data = put_ids((text, "x"), mine)
         assert len(data) > len(text) and take_ids(data, theirs) == (text, "x")
+
+
+def test_long_texts_of_strangers_are_not_kept() -> None:
+    before = _short_literal.cache_info().currsize
+    for n in range(64):
+        take_id(put_id(f"{n}" + "x" * MAX_NAME_CHARS, None), 0, None)
+    assert _short_literal.cache_info().currsize == before
 
 
 def test_the_slot_after_the_last_is_the_first() -> None:

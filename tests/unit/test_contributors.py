@@ -95,6 +95,12 @@ def test_a_voter_that_held_another_record_keeps_none_of_its_shares() -> None:
     assert [d.shares for d in c.state.chain.after(commit.parent) or ()] == [()]
 
 
+def test_shares_that_the_record_does_not_name_are_not_kept() -> None:
+    c, commit, shares = a_voter()
+    c.tell(Decide(BALLOT, commit, shares[:-1]))
+    assert [d.shares for d in c.state.chain.after(commit.parent) or ()] == [()]
+
+
 def test_a_voter_refuses_a_record_without_contributors() -> None:
     c, commit, _ = a_voter()
     assert not sent(c.tell(Propose(BALLOT, replace(commit, contributors=""), ())), Held)

@@ -27,7 +27,7 @@ from protocol.messages import (
     StartReduce,
     VoidStep,
 )
-from protocol.records import Commit, Share, StageResult
+from protocol.records import Commit, Share, StageResult, contributors_of
 from tests.tools.core import BALLOT, LEAD, Core, a_manifest, holders, notes, of, sent
 
 
@@ -102,7 +102,8 @@ def test_who_contributed_to_another_attempt_is_told_with_its_commit() -> None:
     c.tell(start_reduce(c, attempt=2))
     c.do(Reduced(1, 1, 2, "sum", 4.0, 0.1))
     shares = (Share(1, Member("p1.0", 1), "3"), Share(1, Member("p1.1", 1), "c"))
-    (apply,) = of(c.tell(Decide(BALLOT, commit_of(c), shares)), Apply)
+    commit = replace(commit_of(c), contributors=contributors_of(shares))
+    (apply,) = of(c.tell(Decide(BALLOT, commit, shares)), Apply)
     out = c.do(Applied(1, 1, apply.state_id, "new", 1, 0.1))
     assert [n["contributors"] for n in notes(out, "committed")] == [{"p1.0": "3", "p1.1": "c"}]
 

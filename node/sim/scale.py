@@ -34,7 +34,8 @@ from protocol.manifest import Manifest, from_mapping
 from protocol.messages import Heartbeat
 from protocol.sizes import GRADIENT_BYTES_PER_PARAMETER, stage_parameters, state_bytes
 
-WARM_STEPS = 3
+MEASURED_STEPS = 3
+MOST_WARM_STEPS = 12
 START_S = 3600.0
 DOWN_S = (60.0, 1200.0)
 RATE_BYTES_S = (12e6, 120e6)
@@ -179,13 +180,15 @@ class Scale:
         began, world, watch, wanted = time.process_time(), self.world, self.watch, self.wanted
         require(world.run(lambda: watch.step >= 1, START_S), f"does not start: {self._situation()}")
         world.traffic = self.traffic
-        require(world.run(lambda: watch.step > WARM_STEPS, START_S), f"does not train: {self._situation()}")
-        joining = self._bytes()[2]
+        self._go_on(MEASURED_STEPS)
+        while not self._is_settled() and watch.step < MOST_WARM_STEPS:
+            self._go_on(1)
+        joining = self._bytes(watch.step - 1)[2]
         self.traffic.forget()
-        require(world.run(lambda: watch.step > 2 * WARM_STEPS, START_S), f"does not train: {self._situation()}")
+        self._go_on(MEASURED_STEPS)
         times = [at for at, _, _ in watch.commits]
-        step_s = (times[-1] - times[-WARM_STEPS - 1]) / WARM_STEPS
-        ordinary, most, coordinator, kinds = self._bytes()
+        step_s = (times[-1] - times[-MEASURED_STEPS - 1]) / MEASURED_STEPS
+        ordinary, most, coordinator, kinds = self._bytes(MEASURED_STEPS)
         world.traffic = None
         before, seconds = watch.step, 3600.0 * wanted.hours
         self._plan_losses(seconds)
@@ -215,21 +218,30 @@ class Scale:
             cpu_s=round(time.process_time() - began, 1),
         )
 
-    def _bytes(self) -> tuple[int, int, int, dict[str, dict[str, int]]]:
-        """Per step: of an ordinary node on average and at most, of the coordinator per node, and both by kind."""
+    def _go_on(self, steps: int) -> None:
+        last = self.watch.step + steps
+        require(self.world.run(lambda: self.watch.step >= last, START_S), f"does not train: {self._situation()}")
+
+    def _is_settled(self) -> bool:
+        """Everybody computes: nobody joins any more."""
+        seats = self.watch.place.seats
+        return len({m for _, m in seats}) == self.wanted.nodes and all(s.role == "active" for s in seats.values())
+
+    def _bytes(self, steps: int) -> tuple[int, int, int, dict[str, dict[str, int]]]:
+        """Per step, of so many: of an ordinary node on average and at most, of the coordinator per node, and both by kind."""
         first = next(n for n in self.world.alive() if n.spec.founder).peer
         others = [peer for peer in self.world.nodes if peer != first]
         each = [self.traffic.of([peer])["control"] for peer in others]
         ordinary, leader = self.traffic.of(others), self.traffic.of([first])
         kinds = {
             kind: {
-                "ordinary": ordinary[kind] // len(others) // WARM_STEPS,
-                "coordinator": leader[kind] // len(others) // WARM_STEPS,
+                "ordinary": ordinary[kind] // len(others) // steps,
+                "coordinator": leader[kind] // len(others) // steps,
             }
             for kind in sorted(ordinary)
         }
-        mean = sum(each) // len(others) // WARM_STEPS
-        return mean, max(each) // WARM_STEPS, leader["control"] // len(others) // WARM_STEPS, kinds
+        mean = sum(each) // len(others) // steps
+        return mean, max(each) // steps, leader["control"] // len(others) // steps, kinds
 
     # ---- losses ----
 

@@ -14,7 +14,7 @@ from tests.tools.core import a_manifest
 from tests.tools.model import Bounds, Explorer, Found
 from tests.tools.model_node import ForkError
 
-LAYOUTS = {"two": (0, 1), "2+1": (0, 0, 1), "1+1+1": (0, 1, 2)}
+LAYOUTS = {"two": (0, 1), "2+1": (0, 0, 1), "1+1+1": (0, 1, 2), "1+2": (0, 1, 1)}
 """The stage that each node holds."""
 QUICK = [
     ("two", Bounds(terms=3, places=2, crashes=2)),
@@ -33,9 +33,25 @@ FULL = [
 
 def explore(layout: str, bounds: Bounds, limit: int = 1_000_000) -> Found:
     stages = LAYOUTS[layout]
-    manifest = a_manifest(max(stages), microbatches=1)
-    seatings = tuple(Seating(stage, Member("abc"[i], 1), "active") for i, stage in enumerate(stages))
-    return Explorer(manifest, seatings, bounds).explore(limit)
+    return Explorer(a_manifest(max(stages), microbatches=1), seated(stages), bounds).explore(limit)
+
+
+def seated(stages: tuple[int, ...]) -> tuple[Seating, ...]:
+    return tuple(Seating(stage, Member("abc"[i], 1), "active") for i, stage in enumerate(stages))
+
+
+REBUILDS = [("two", Bounds(terms=4, places=2, crashes=2, rosters=False))]
+MORE_REBUILDS = [
+    ("two", Bounds(terms=4, places=3, crashes=3, rosters=False)),
+    ("1+2", Bounds(terms=2, places=1, crashes=2, rosters=False, stand="b")),
+]
+"""Where the last block stage has no holder from the start: nothing is committed before a Rebuild is."""
+
+
+def rebuild(layout: str, bounds: Bounds) -> Found:
+    stages = LAYOUTS[layout]
+    manifest = a_manifest(max(stages) + 1, microbatches=1, policy="checkfree")
+    return Explorer(manifest, seated(stages), bounds).explore(1_000_000)
 
 
 def name(value: object) -> str:
@@ -63,7 +79,36 @@ def test_nothing_forks_further_out(layout: str, bounds: Bounds, tally: Counter[s
     test_nothing_forks(layout, bounds, tally)
 
 
+@pytest.mark.parametrize(("layout", "bounds"), REBUILDS, ids=name)
+def test_nothing_forks_where_nodes_restart_while_a_stage_is_made_again(
+    layout: str, bounds: Bounds, tally: Counter[str]
+) -> None:
+    found = rebuild(layout, bounds)
+    tally[f"model states rebuild {layout} {name(bounds)}"] = found.states
+    assert found.states > 10_000, "the bound is too small to say anything"
+    assert found.rebuilt_over, "no Rebuild that another coordinator had begun was ever decided"
+    assert found.rebuilt_amid, "nobody ever restarted before one was decided"
+    assert len({name for _, name in found.rebuilt}) >= 2, "the same node made the stage in all of them"
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("layout", "bounds"), MORE_REBUILDS, ids=name)
+def test_nothing_forks_where_nodes_restart_while_a_stage_is_made_again_further_out(
+    layout: str, bounds: Bounds, tally: Counter[str]
+) -> None:
+    test_nothing_forks_where_nodes_restart_while_a_stage_is_made_again(layout, bounds, tally)
+
+
 # ---- it would find one ----
+
+
+def test_a_rebuild_that_is_not_proposed_again_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes make the same stage."""
+    monkeypatch.setattr(Candidate, "advance", lambda _self: None)
+    monkeypatch.setattr(Candidate, "has_won", property(lambda self: self._has_quorum()))
+    with pytest.raises(ForkError):
+        rebuild(*REBUILDS[0])
 
 
 def forks(layout: str = "2+1", bounds: Bounds = QUICK[1][1]) -> None:

@@ -63,6 +63,12 @@ class Found:
     """Those forks that left a stage without a holder."""
     regrown: set[RecordId] = field(default_factory=set)
     """Rebuilds of such a stage."""
+    rebuilt: set[tuple[int, RecordId]] = field(default_factory=set)
+    """(term, Rebuild) of any stage."""
+    rebuilt_over: set[tuple[int, RecordId]] = field(default_factory=set)
+    """Those that were decided under the ballot of another node than the one that makes the stage."""
+    rebuilt_amid: int = 0
+    """States that one is decided in when somebody has restarted."""
     grown: set[RecordId] = field(default_factory=set)
     """Records of a lineage that forked, its first one apart."""
     parted: int = 0
@@ -96,7 +102,7 @@ class Explorer:
         self._records: dict[RecordId, int] = {}
         self._parents: dict[int, RecordId] = {}
         self._rivals: list[int] = []
-        self._forks = 0
+        self._forks = self._all_rebuilds = 0
         self._answers = 0
         self._useful: dict[tuple[int, int], bool] = {}
         self._swept: dict[tuple[int, int], int] = {}
@@ -140,6 +146,8 @@ class Explorer:
             self._parents[known] = record.parent
             if is_fork(record):
                 self._forks |= 1 << known
+            if isinstance(record, Rebuild):
+                self._all_rebuilds |= 1 << known
             same = [n for n, parent in self._parents.items() if parent == record.parent and not self._forks & 1 << n]
             for number in same if not is_fork(record) else ():
                 self._rivals[number] = sum(1 << other for other in same if other != number)
@@ -298,6 +306,7 @@ class Explorer:
                 if bit and decided & self._rivals[effect.decided]:
                     raise ForkError("two records are decided after one parent")
                 self.found.parted += bool(bit) and self._is_parted(effect.decided, decided)
+                self.found.rebuilt_amid += bool(bit & self._all_rebuilds) and crashes < self._bounds.crashes
                 if after != nodes or decided | bit != decided:
                     yield after, decided | bit, crashes
             for again in self._lives_again(nodes, place) if crashes else ():
@@ -364,6 +373,10 @@ class Explorer:
         if not (2 * len(holds) > len(voters) or (2 * len(holds) == len(voters) and voters[0] in holds)):
             raise ForkError(f"decided with {len(holds)} of {len(voters)} voters")
         self.found.decided.add((decide.ballot.term, name))
+        if isinstance(record, Rebuild):
+            self.found.rebuilt.add((decide.ballot.term, name))
+            if record.joins[0].member.peer != decide.ballot.peer:
+                self.found.rebuilt_over.add((decide.ballot.term, name))
         if isinstance(record, Rebuild) and any(record_id(r) in self.found.lossy for r in records):
             self.found.regrown.add(name)
         if isinstance(record, Commit) and record.attempt // ATTEMPTS_PER_TERM + 1 != decide.ballot.term:

@@ -210,6 +210,8 @@ class Screen:
                 self._redraw()
         elif type_ == "committed" and self.contribution and self.contribution.committed(fields):
             self.line(f"training since step {fields['step']}: this node's work is in the run's weights")
+        elif type_ == "lost":
+            self.line(f"stage {fields['stage']} has lost peer {fields['peer'][-8:]}: {fields['reason']}")
 
     @property
     def uptime_s(self) -> float:

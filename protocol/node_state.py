@@ -174,11 +174,11 @@ class NodeState:
                 return
 
     def _drain_bench(self, now: float) -> None:
-        self._emit(self.bench.take())
-        self._emit(self.follower.take())
-        self._emit(self.bench.take())
+        for part in (self.bench, self.follower, self.bench):
+            self._emit(part.take())
         if self.bench.open is not None and self.bench.open is not self._watched_step:
             self._watch_neighbours(self.bench.open, now)
+            self._out += self.outlook.goes_on()
 
     def _emit(self, commands: list[Command]) -> None:
         for command in commands:

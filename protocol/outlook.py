@@ -43,6 +43,10 @@ class Outlook:
             self.validation = (standing.validation_step, standing.validation_loss)
         return self.say(standing.sentence + ("" if holds_seat else " (without a seat here)"))
 
+    def goes_on(self) -> list[Say]:
+        """A step is open here: what was said besides is over, and what the coordinator last told holds."""
+        return self.say(self._last.sentence) if self._last and not self._is_leaderless else []
+
     def leaderless(self) -> None:
         """No coordinator is heard."""
         self.phase, self._is_leaderless = "waiting", True

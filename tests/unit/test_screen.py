@@ -219,6 +219,19 @@ def test_the_first_work_that_counts_is_said() -> None:
     )
 
 
+def test_who_is_lost_is_named() -> None:
+    """The steps go on without it, and what is done now stays what it was."""
+    screen, out, _ = plain()
+    with screen:
+        screen.observe_command(Say("training"))
+        screen.observe_command(Note("lost", {"stage": 1, "peer": "Qm12345678", "reason": "its digest differs"}))
+        screen.observe_command(Say("training"))
+    assert out.getvalue().splitlines() == [
+        "training",
+        "stage 1 has lost peer 12345678: its digest differs",
+    ]
+
+
 def test_a_terminal_gets_a_live_line_and_names_as_they_are() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=120)

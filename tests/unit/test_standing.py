@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from protocol.events import Tick
 from protocol.ids import Ballot, Member
-from protocol.messages import Heartbeat, Order, Standing, Wish
+from protocol.messages import Heartbeat, Order, Standing, VoidStep, Wish
 from tests.tools.core import BALLOT, Core, a_manifest, holders, sent
 from tests.tools.lead import Lead, lead
 
@@ -109,3 +109,14 @@ def test_nothing_that_was_heard_under_another_ballot_is_named() -> None:
     c.tell(replace(STANDING, serial=7))
     c.state.leader.speaks("lead", 1, Ballot(2, "lead"))
     assert c.state.outlook.serial(c.state.ballot) == 0
+
+
+def test_what_is_said_besides_is_over_with_the_next_step() -> None:
+    """Nobody says "training" again where that did not change."""
+    c = Core(a_manifest(), "p1.0", holders(a_manifest()))
+    c.tell(Standing(BALLOT, "training", "training", 0, -1, 0.0))
+    c.open()
+    c.tell(VoidStep(BALLOT, 1, 1, "a reason"))
+    assert c.state.outlook.sentence == "step 1 voided: a reason"
+    c.open(attempt=2)
+    assert c.state.outlook.sentence == "training"

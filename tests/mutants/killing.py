@@ -32,6 +32,8 @@ LEAST_LIMIT_S, LIMIT_FACTOR = 30.0, 4.0
 """Of the time that a stage takes without a mutant."""
 FIRST_LIMIT_S = 900.0
 """While that is not known."""
+TEST_LIMIT_S = {"unit": 40.0, "sim": 120.0}
+"""Of computing, for one test: many times what any takes without a mutant."""
 MOST_MEMORY_BYTES = 4 << 30
 """A mutant that grows without end is stopped before the machine is."""
 TOO_SLOW = "Failed: Timeout"
@@ -210,12 +212,14 @@ class Trial:
     def _holds(self, stage: str, mutant: Mutant | None, session: pytest.Session, write: Callable[[str], object]) -> bool:
         write(f"stage {stage}")
         began = _used_s()
-        resource.setrlimit(resource.RLIMIT_CPU, (int(began + self._limits[stage]) + 1, resource.RLIM_INFINITY))
+        ends = began + self._limits[stage]
         if stage == "swarms":
+            _end_at(ends)
             live(lambda line: write(f"at {line}"))
         else:
             path = mutant.path if mutant else ""
-            self._run(_in_order(session.items, self._files(stage, path), self._root), write)
+            items = _in_order(session.items, self._files(stage, path), self._root)
+            self._run(items, lambda: _end_at(min(ends, _used_s() + TEST_LIMIT_S[stage])), write)
         if self._has_failed:
             if self._is_late:
                 write("late")
@@ -226,10 +230,11 @@ class Trial:
     def _files(self, stage: str, path: str) -> list[str]:
         return unit_tests(self._root, path) if stage == "unit" else sim_tests(self._root)
 
-    def _run(self, items: list[pytest.Item], write: Callable[[str], object]) -> None:
+    def _run(self, items: list[pytest.Item], begin: Callable[[], None], write: Callable[[str], object]) -> None:
         for index, item in enumerate(items):
             following = items[index + 1] if index + 1 < len(items) else None
             write(f"at {item.nodeid}")
+            begin()
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if self._has_failed:
                 return
@@ -239,6 +244,11 @@ def _in_order(items: Iterable[pytest.Item], files: list[str], root: Path) -> lis
     """Tests of these files, in this order."""
     place = {root / file: index for index, file in enumerate(files)}
     return sorted((item for item in items if item.path in place), key=lambda item: place[item.path])
+
+
+def _end_at(used_s: float) -> None:
+    """This process ends when it has computed for so long altogether."""
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used_s) + 1, resource.RLIM_INFINITY))
 
 
 def _used_s() -> float:

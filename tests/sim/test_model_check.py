@@ -14,7 +14,7 @@ from tests.tools.core import a_manifest
 from tests.tools.model import Bounds, Explorer, Found
 from tests.tools.model_node import ForkError
 
-LAYOUTS = {"two": (0, 1), "2+1": (0, 0, 1), "1+1+1": (0, 1, 2), "1+2": (0, 1, 1)}
+LAYOUTS = {"two": (0, 1), "2+1": (0, 0, 1), "1+1+1": (0, 1, 2), "1+2": (0, 1, 1), "3+2": (0, 0, 0, 1, 1)}
 """The stage that each node holds."""
 QUICK = [
     ("two", Bounds(terms=3, places=2, crashes=2)),
@@ -28,6 +28,7 @@ FULL = [
     ("2+1", Bounds(terms=2, places=1, crashes=1, rosters=False)),
     ("2+1", Bounds(terms=2, places=1, crashes=2, rosters=False, stand="b")),
     ("2+1", Bounds(terms=2, places=1, crashes=1, stand="b")),
+    ("3+2", Bounds(terms=2, places=1, crashes=0, rosters=False, stand="b", vote="cde")),
 ]
 
 
@@ -37,13 +38,13 @@ def explore(layout: str, bounds: Bounds, limit: int = 1_000_000) -> Found:
 
 
 def seated(stages: tuple[int, ...]) -> tuple[Seating, ...]:
-    return tuple(Seating(stage, Member("abc"[i], 1), "active") for i, stage in enumerate(stages))
+    return tuple(Seating(stage, Member("abcde"[i], 1), "active") for i, stage in enumerate(stages))
 
 
 REBUILDS = [("two", Bounds(terms=4, places=2, crashes=2, rosters=False))]
 MORE_REBUILDS = [
     ("two", Bounds(terms=4, places=3, crashes=3, rosters=False)),
-    ("1+2", Bounds(terms=2, places=1, crashes=2, rosters=False, stand="b")),
+    ("1+2", Bounds(terms=2, places=1, crashes=1, rosters=False, stand="b")),
 ]
 """Where the last block stage has no holder from the start: nothing is committed before a Rebuild is."""
 

@@ -45,6 +45,8 @@ class Bounds:
     """Who may stand for the role."""
     fork: str = ""
     """Who may go on without a quorum."""
+    vote: str = ""
+    """Who only votes and is never told what was decided; the others then hear nothing but votes: so there may be five nodes."""
     anew: bool = False
     """Nobody crashes: so often somebody leaves its lineage instead, for what any other node knows."""
 
@@ -187,13 +189,17 @@ class Explorer:
         for letter in live.sent:
             number = self._letter_id(letter)
             for place, member in enumerate(self._members):
-                if letter.to in ("", member.peer) and member.peer != live.me.peer:
+                if letter.to in ("", member.peer) and member.peer != live.me.peer and self._gets_through(letter, member):
                     sent[place] |= 1 << number
             if isinstance(letter.message, Decide):
                 assert decided < 0, "one answer decides one record"
                 decided = self._record_number(letter.message.record)
                 self._check_quorum(before, live, letter.message, group)
         return Effect(self._node_id(live.freeze()), tuple(sent), decided)
+
+    def _gets_through(self, letter: Letter, to: Member) -> bool:
+        between = (letter.sender.peer in self._bounds.vote) != (to.peer in self._bounds.vote)
+        return not self._bounds.vote or (between and not isinstance(letter.message, Decide))
 
     def _effects_of(self, node: int, letters: int) -> Iterator[Effect]:
         """All that a node may do next, with these letters in front of it."""

@@ -7,8 +7,9 @@ EXPLAINED: dict[str, str] = {
     "protocol/checks.py route_misfit: False for True in `if len(route.hops) != len(order) or any(hop.stage != stage"
     " for hop, stage in zip(route.hops, order, strict=True)):`": "both are as long where they are zipped: the lengths are"
     " compared before",
-    "protocol/coordinator.py Coordinator._hurry: without `seating` in `seating and seating.role != 'active' and self._urged.is_due("
-    "(stage, member.peer), now)`": "who is missing is one of those seated, so there is a seating; said for the type checker",
+    "protocol/coordinator.py Coordinator._hurry: without `seating` in `seating and seating.role != 'active' and"
+    " self._urged.is_due((stage, member.peer), now)`": "who is missing is one of those seated, so there is a seating;"
+    " said for the type checker",
     "protocol/follower.py Follower._meet: without `joins` in `joins and all(rows)`": "saves a plan: where nobody joins, nobody"
     " is met for the first time",
     "protocol/placement.py Placement.strength: 7 for 6 in `return round(self._speeds.throughput(own), 6), len(serving)`": "how"

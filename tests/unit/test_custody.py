@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -293,3 +294,13 @@ def test_a_seat_without_a_whole_state_is_not_kept() -> None:
     assert not of(out, StopLearning)
     assert [n["stage"] for n in notes(out, "left")] == [1]
     assert of(out, Note)
+
+
+def test_a_copy_that_ends_when_its_seat_is_gone_or_whole_changes_nothing() -> None:
+    manifest = a_manifest()
+    core = Core(manifest, "p1.0", holders(manifest, 2))
+    before = replace(core.state.bench.seats[1].state)
+    for stage in (1, 2):
+        assert core.do(Learned(stage, "another", 9, "copied", 9, 1.0, 0, ("p1.1",), 8, 1.0)) == []
+    assert core.state.bench.seats[1].state == before
+    assert list(core.state.bench.seats) == [1]

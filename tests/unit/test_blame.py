@@ -86,3 +86,10 @@ def test_whoever_is_seated_again_was_lost_before_that() -> None:
     losses.look(2.0)
     assert not losses
     assert losses.take() == {}
+
+
+def test_an_opinion_about_nobody_on_the_roster_is_none() -> None:
+    losses = Losses(LEAD, chain_of(2), View(1.0), 1.0)
+    assert losses.suspect("p2.0", member("p1.0"), 1.0)
+    for nobody in (Member("p1.0", 2), Member("stranger", 1)):
+        assert not losses.suspect("p2.0", nobody, 1.0)

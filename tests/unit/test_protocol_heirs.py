@@ -14,7 +14,7 @@ from protocol.records import Rebuild, Roster, Seating, Source
 from protocol.recovery import Next, Recovery
 from protocol.sizes import PROCESS_BYTES, need_bytes, seat_bytes, state_bytes
 from protocol.view import View
-from tests.tools.core import BALLOT, LEAD
+from tests.tools.core import BALLOT, LEAD, Core
 from tests.unit.test_protocol_members import a_chain, apply
 from tests.unit.test_protocol_recovery import a_run
 
@@ -337,3 +337,13 @@ def test_without_a_spare_a_neighbour_takes_it_too_and_where_all_go_nobody_waits(
     for member in chain.members():
         members.on_leave(member, "test", 3.0)
     assert len(members.changes(3.0).leaves) == len(chain.seatings)
+
+
+@pytest.mark.parametrize(("peer", "begins"), [("p1.0", True), ("p2.0", False)])
+def test_who_is_far_behind_makes_the_stage_that_it_is_given_and_not_the_one_that_it_gives(peer: str, begins: bool) -> None:
+    run = handing_over(seconds_left=122.0)
+    run.chain.append(weights_alone(run), ())
+    core = Core(run.manifest, peer, [Seating(0, LEAD, "active")])
+    core.tell(run.chain.summary(BALLOT, ()))
+    assert core.state.chain.head == run.chain.head
+    assert (2 in core.state.bench.seats) == begins

@@ -284,6 +284,7 @@ def test_departure_is_at_once_where_waiting_is_of_no_use() -> None:
     assert Departure(NEW, chain, 120.0).begin("x", 0.0) == "", "it has no seat"
     assert "handing over stage 0, within 120 s" in Departure(LEAD, a_chain(manifest), 120.0).begin("x", 0.0)
     going = Departure(LEAD, chain, 120.0)
+    assert going.seconds_left(0.0) == 0.0, "nobody has asked it to go"
     assert "within 6 s" in going.begin("x", 0.0)
     assert not going.is_due(True, DRAIN_S - 0.1)
     assert going.is_due(False, DRAIN_S)

@@ -15,6 +15,7 @@ from protocol.commands import Compute, Note, SendMessage
 from protocol.coordinator import Coordinator
 from protocol.evaluation import Evaluation
 from protocol.events import ComputeDone, LeaveAsked, Tick
+from protocol.fork import Roll
 from protocol.gathering import Gathering
 from protocol.ids import Ballot, Member
 from protocol.invite import PREFIX, _encode, parse
@@ -29,7 +30,7 @@ from protocol.poll import Polls
 from protocol.records import Rebuild, Roster, Seating
 from protocol.schedule import later_lr_factor
 from protocol.version import PROTOCOL_VERSION
-from protocol.view import View
+from protocol.view import PeerNews, View
 from tests.tools.core import BALLOT, LEAD, Core, a_manifest, holders, of, sent
 from tests.unit.test_protocol_heirs import handing_over
 from tests.unit.test_protocol_machines import ledger
@@ -303,3 +304,15 @@ def test_an_event_is_read_back_as_it_was_written() -> None:
     tick = Tick({"12": 0.5, "lead": 1.0})
     assert from_plain(Tick, to_plain(tick)) == tick
     assert from_plain(dict[int, float], to_plain({3: 0.5})) == {3: 0.5}
+
+
+def test_present_is_who_beats_since_the_roll_was_called() -> None:
+    chain, view = a_chain(a_manifest()), View(1.0)
+    other = next(m for m in chain.members() if m != LEAD)
+    roll = Roll(LEAD, chain, view)
+    roll.call(10.0)
+    seen = []
+    for at, now in ((9.9, 10.1), (10.2, 10.3), (10.2, 11.3)):
+        view.news[other.peer] = PeerNews(other.incarnation, at=at)
+        seen.append(other in roll.present(now))
+    assert seen == [False, True, False]

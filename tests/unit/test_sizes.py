@@ -152,6 +152,7 @@ def test_a_forecast() -> None:
     assert forecast(m, ALL, Machine(0, 0, has_tokens=False), wished=0).disk_bytes == 4_000_000
     assert told.hour.bytes_in == 1800 * told.step.bytes_in
     assert forecast(m, ALL, Machine(0, 0, has_tokens=True)).hour == Traffic(0, 0)
+    assert forecast(m, {}, Machine(0, 0, has_tokens=True), wished=1).replicas == 1, "nobody else holds it"
     small = forecast(m, ALL, Machine(1 << 20, 0, has_tokens=True))
     assert small.choice.stage == -1
     assert small.need_bytes > 1 << 20

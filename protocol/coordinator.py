@@ -423,7 +423,7 @@ class Coordinator:
         before = [m.peer for m in self._chain.members()]
         joined = [] if isinstance(proposal.record, Commit) else [s.member.peer for s in proposal.record.joins]
         if isinstance(proposal.record, Roster) and self._me in self.members.handover.leaving:
-            self.has_left = self._me in {seating.member for seating in proposal.record.leaves}
+            self.has_left = self._loses_all_seats(proposal.record)
         if isinstance(proposal.record, Commit):
             for member, why in self.ledger.excluded.items() if self.ledger else ():
                 self._losses.drop(member, f"{why}; step {proposal.record.step} was committed without it")
@@ -436,6 +436,11 @@ class Coordinator:
             self._told_at[peer] = now
             shares = () if peer in known else proposal.shares
             self._out.append(self._teller.decision(peer, proposal.record, shares))
+
+    def _loses_all_seats(self, roster: Roster) -> bool:
+        lost = {s.stage for s in roster.leaves if s.member == self._me}
+        had = {s.stage for s in (*self._chain.seats_of(self._me), *roster.joins) if s.member == self._me}
+        return bool(lost) and had <= lost
 
     # ---- steps ----
 

@@ -32,7 +32,7 @@ from protocol.messages import (
     VoidStep,
     Wish,
 )
-from protocol.records import Commit, record_id
+from protocol.records import Commit, Roster, Seating, record_id
 from tests.tools.core import BALLOT, LEAD, Core, a_manifest, notes, sent
 from tests.tools.lead import Lead, embed_all, lead, votes, whole_step
 
@@ -313,3 +313,17 @@ def test_only_who_lacks_the_open_step_is_told_again() -> None:
     again = c.tell(Heartbeat(1, BALLOT, c.state.chain.head, 0, 0), "b")
     assert [m.attempt for m in sent(again, OpenStep, "b")] == [1]
     assert not sent(c.tell(Heartbeat(1, BALLOT, c.state.chain.head, 0, 0), "b"), OpenStep), "not at once again"
+
+
+def test_who_leaves_and_gives_up_one_of_two_seats_still_leads() -> None:
+    c = lead()
+    c.coordinator._void("test", c.now)
+    chain = c.state.chain
+    c.coordinator._propose(Roster(chain.head, 0, (Seating(1, LEAD, "active"),), (), chain.voters), (), c.now)
+    out = votes(c, c.do(Tick()))
+    assert [s.stage for s in chain.seats_of(LEAD)] == [0, 1]
+    assert sent(out, Propose)[0].record.leaves == (Seating(1, LEAD, "active"),), "somebody else serves stage 1"
+    c.coordinator.members.on_leave(LEAD, "test", c.now)
+    out = votes(c, out)
+    assert [s.stage for s in chain.seats_of(LEAD)] == [0]
+    assert sent(out, Propose)[0].record.joins[0].stage == 0, "nobody hands over the seat that it still has"

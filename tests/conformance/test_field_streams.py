@@ -29,6 +29,7 @@ from node.payloads import HandlePool
 from node.transport.config import Hello, Lane, PayloadHead, TransportConfig
 from node.transport.frames import encode_chunk, encode_head, encode_hello, encode_message
 from node.transport.grpc_transport import GrpcTransport
+from node.transport.names import Names
 from node.transport.stream import METHODS
 from node.transport.tls import Tls
 from protocol.ids import Member
@@ -65,7 +66,9 @@ class Caller:
             call: Any = channel.stream_stream(METHODS[lane])()
             await within(call.write(encode_hello(Hello(PROTOCOL_VERSION, "run-1", self.me, 1 + number, "", self.node))))
             assert await within(call.read()), "no welcome"
-            for frame in (encode_head(HEAD), encode_chunk(0, CHUNK)) if lane == "bulk" else [encode_message(note(number))] * 8:
+            names = Names()
+            notes = [encode_message(note(number), names) for _ in range(8)]
+            for frame in (encode_head(HEAD), encode_chunk(0, CHUNK)) if lane == "bulk" else notes:
                 await within(call.write(frame))
             assert await asyncio.to_thread(self.link.break_all) >= 1
             with contextlib.suppress(aio.AioRpcError, asyncio.InvalidStateError):

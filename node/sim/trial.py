@@ -104,17 +104,22 @@ class Trial(Life[Outcome]):
     def _expectation(self, struck: SimNode) -> tuple[bool, str]:
         """(must the swarm go on, else what survivors must say they wait for). A short freeze is no loss. To go on without the
         coordinator the others need a quorum of the voters, and all stages or the means to make them of others; else they go on
-        when it thaws. After a long freeze of the only holder of a stage that cannot be made both may happen.
+        when it thaws. A quorum that may make stages leads itself, and says which one cannot be made. After a long freeze of the
+        only holder of such a stage both may happen.
         """
         strike, lapse_s = self.scenario.strike, self.manifest.timing.lapse_s
         if strike.kind == "freeze" and strike.for_s < 0.5 * lapse_s:
             return True, ""
-        place = self.watch.place
+        place, recovers = self.watch.place, self.manifest.recovery.policy != "none"
         stages = [s for s in range(self.manifest.num_stages) if place.holders(s) == [struck.spec.member]]
-        if self.manifest.recovery.policy != "none" and 0 not in stages:
+        if recovers and 0 not in stages:
             stages = []
-        if struck.spec.member == self.founder and (stages or not place.has_quorum_without(self.founder)):
-            return (True, "") if strike.kind == "freeze" else (False, "coordinator")
+        if struck.spec.member == self.founder:
+            can_lead = place.has_quorum_without(self.founder)
+            if strike.kind == "freeze" and (stages or not can_lead):
+                return True, ""
+            if not can_lead or (stages and not recovers):
+                return False, "coordinator"
         if strike.kind == "freeze" and stages:
             return False, ""
         return not stages, f"stage {stages[0]}" if stages else ""

@@ -70,7 +70,7 @@ class Life(ABC, Generic[Came]):
         except BrokenError as error:
             error.add_note(note)
             raise
-        except Exception as error:
+        except Exception as error:  # the edge of a life: a defect of a node is what it looks for, and costs one seed
             broken = BrokenError(f"a node raised {type(error).__name__}: {error}")
             broken.add_note(note)
             raise broken from error

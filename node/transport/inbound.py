@@ -101,7 +101,7 @@ class Inbound:
                 raise
             except aio.BaseError:
                 return  # the other side is gone and hears nothing
-            except Exception as defect:
+            except Exception as defect:  # the edge to gRPC, which would only log it: a defect ends the node
                 self._on_defect(defect)
                 raise
 

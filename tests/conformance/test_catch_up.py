@@ -9,6 +9,8 @@ from typing import Literal
 import pytest
 
 from node.learning import NO_ESTIMATE_S, Learner
+from node.range_book import GRADIENT_BYTES
+from protocol.events import Learned
 from tests.conformance.donor_world import NUM_RANGES, STAGE, WITHIN_S, Case, Swarm, run
 from tests.conformance.transport_worlds import until
 from tests.numerics.harness import manifest_of
@@ -84,6 +86,13 @@ async def fail(swarm: Swarm, failure: Failure) -> str:
     return swarm.donors[number].peer
 
 
+def assert_that_nothing_was_lost(swarm: Swarm, learner: Learner, learned: Learned) -> None:
+    """No more than a fifth of the state came twice. What it was brought forward with comes on top: how many ranges had come
+    before a step ended is a matter of the machine's speed."""
+    gradients = learner.num_replayed * learner.range_elements * GRADIENT_BYTES
+    assert learned.num_bytes - gradients <= 1.2 * swarm.state_bytes, f"{learner.num_fetched} of {NUM_RANGES} ranges came"
+
+
 async def some_of_it(learner: Learner) -> None:
     await until(lambda: learner.num_fetched >= 3)
     assert learner.num_fetched < NUM_RANGES, "the copy was to be on its way"
@@ -104,15 +113,15 @@ def test_a_copy_goes_on_from_others_when_its_donor_fails(failure: Failure, num_o
     """FIELD-CASES 4: finished from another donor within 3 T, of one state, and what had come is kept."""
 
     async def case(swarm: Swarm, learner: Learner) -> None:
-        await swarm.train(learner)
         await some_of_it(learner)
         began = asyncio.get_running_loop().time()
         failed = await fail(swarm, failure)
+        await swarm.train(learner)
         learned = await swarm.newest_is_learned()
         took = asyncio.get_running_loop().time() - began
         assert took < 3 * DETECTION_S, f"{took:.1f} s"
         assert (await swarm.executor.info(STAGE)) == (await swarm.donors[1].executor.info(STAGE))
-        assert learned.num_bytes <= 1.2 * swarm.state_bytes, "what had come is kept"
+        assert_that_nothing_was_lost(swarm, learner, learned)
         await until(lambda: {name for name, _ in swarm.faults} == {failed})
 
     run_over_links(case, 1 + num_others, seed)
@@ -126,10 +135,9 @@ def test_without_another_donor_the_copy_waits_and_goes_on_where_it_was(failure: 
         async with asyncio.timeout(WITHIN_S):
             await until(lambda: (swarm.reports[-1].num_donors, swarm.reports[-1].seconds_left) == (0, NO_ESTIMATE_S))
         assert not swarm.learned, "a part is not a state"
-        had = learner.num_fetched
         swarm.links[0].set(SLOW)
         learned = await swarm.newest_is_learned()
-        assert learned.num_bytes <= 1.2 * swarm.state_bytes, f"what had come ({had} ranges) is kept"
+        assert_that_nothing_was_lost(swarm, learner, learned)
         assert (await swarm.executor.info(STAGE)) == (await swarm.donors[0].executor.info(STAGE))
 
     run_over_links(case, 1, seed)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from heapq import heapify, heapreplace
 from itertools import pairwise
 
 from protocol.ids import Member, PeerId
@@ -27,15 +28,29 @@ def stage_order(num_block_stages: int, microbatch: int, swapped: bool) -> tuple[
     return tuple(order)
 
 
+def quotas(num_microbatches: int, speeds: Sequence[float]) -> list[int]:
+    """How many microbatches each replica gets so that the last one to end does so as early as possible: each in turn goes to
+    whom it would be done with first. So a slow replica never makes a stage slower than the others alone are. Speed 0 gets none.
+    """
+    assert speeds and max(speeds) > 0 and min(speeds) >= 0, f"somebody needs a positive speed, not {speeds}"
+    counts, ends = [0] * len(speeds), [(1 / speed, i) for i, speed in enumerate(speeds) if speed > 0]
+    heapify(ends)
+    for _ in range(num_microbatches):
+        i = ends[0][1]
+        counts[i] += 1
+        heapreplace(ends, ((counts[i] + 1) / speeds[i], i))
+    return counts
+
+
 def share_out(num_microbatches: int, speeds: Sequence[float]) -> list[list[int]]:
-    """Deal microbatches 0..n-1 to replicas in proportion to their speeds, evenly interleaved (smooth weighted round robin)."""
-    assert speeds and min(speeds) > 0, f"every replica needs a positive speed, not {speeds}"
-    credit, total = [0.0] * len(speeds), sum(speeds)
-    hands: list[list[int]] = [[] for _ in speeds]
+    """Deal microbatches 0..n-1 to replicas by their speeds (`quotas`), evenly interleaved (smooth weighted round robin)."""
+    counts = quotas(num_microbatches, speeds)
+    credit = [0] * len(counts)
+    hands: list[list[int]] = [[] for _ in counts]
     for microbatch in range(num_microbatches):
-        credit = [have + speed for have, speed in zip(credit, speeds, strict=True)]
-        winner = max(range(len(speeds)), key=lambda i: (credit[i], -i))
-        credit[winner] -= total
+        credit = [have + count for have, count in zip(credit, counts, strict=True)]
+        winner = max(range(len(counts)), key=lambda i: (credit[i], -i))
+        credit[winner] -= num_microbatches
         hands[winner].append(microbatch)
     return hands
 
@@ -67,8 +82,8 @@ def make_plan(
     swapped: bool,
     shares: Sequence[Sequence[float]] | None = None,
 ) -> Plan:
-    """Plan for active `replicas[stage]` in roster order; every stage needs one. `shares[stage]`: their relative speeds; equal
-    where none are given.
+    """Plan for active `replicas[stage]` in roster order; every stage needs one. `shares[stage]`: how many microbatches each
+    gets, or their relative speeds; equal where none are given.
 
     A replica accumulates in the order (rank of the microbatch in its stage-0 owner's hand, microbatch): so several stage-0
     replicas feed it in turn, and the order is the same in every run with the same roster.

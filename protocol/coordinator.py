@@ -7,7 +7,6 @@ facts. What it decides goes out as messages, also to its own node.
 
 from __future__ import annotations
 
-from protocol.assignment import make_plan
 from protocol.chain import Chain, choose_voters
 from protocol.commands import Command, Introduce, Note, SendMessage
 from protocol.detours import Detours
@@ -41,6 +40,7 @@ from protocol.records import Commit, Record, Roster, Share
 from protocol.recovery import Recovery
 from protocol.repeats import Repeats
 from protocol.revoking import Revoked
+from protocol.stragglers import Stragglers
 from protocol.takeover import Succession
 from protocol.teller import Teller
 from protocol.view import View
@@ -69,6 +69,7 @@ class Coordinator:
         self._polls = Polls(manifest, chain)
         self._losses = Losses(me, chain, view, manifest.timing.lapse_s)
         self._detours = Detours(me, chain, view, manifest.timing)
+        self._stragglers = Stragglers(manifest, chain, self.members.speeds)
         self._orders = orders
         self._first_attempt = ATTEMPTS_PER_TERM * (ballot.term - 1)
         self._attempt = self._first_attempt
@@ -164,12 +165,16 @@ class Coordinator:
         return ledger if ledger and ledger.names(step, attempt) else None
 
     def on_ready(self, ledger: Ledger, member: Member, message: ReduceReady, now: float) -> None:
-        """An active replica accumulated all that it owns; the last one of a stage starts its reduce."""
+        """An active replica accumulated all that it owns, or is slow; the last one of a stage starts its reduce."""
+        slow = self._stragglers.enter(ledger, member, message)
+        if slow is not None:
+            if slow and (stuck := self._detours.on_slow(ledger, member, slow, now)):
+                self._void(stuck, now)
+            return
         wrong = ledger.enter_ready(member, message, now)
         if wrong:
             self._out.append(Note("refused", {"peer": member.peer, "reason": wrong}))
             return
-        self.members.speeds.measured(message.stage, member, message.seconds_per_microbatch)
         self._begin_reduce(ledger, message.stage, now, asks=member)
 
     def _begin_reduce(self, ledger: Ledger, stage: int, now: float, asks: Member | None = None) -> None:
@@ -445,16 +450,11 @@ class Coordinator:
     # ---- steps ----
 
     def _open_step(self, now: float) -> None:
-        chain = self._chain
-        stages = range(self._manifest.num_stages)
-        active = [chain.active(stage) for stage in stages]
-        shares = [self.members.speeds.shares(row) for row in active]
-        peers = [[s.member.peer for s in row] for row in active]
-        plan = make_plan(self._manifest.batch.num_microbatches, peers, self._manifest.swapped, shares)
+        chain, plan = self._chain, self._stragglers.plan(now)
         self._attempt += 1
         self._urged.clear()
         self.members.learners.go_on(now)
-        seats = [[s for s in chain.holders(stage) if s.role != "parked"] for stage in stages]
+        seats = [[s for s in chain.holders(stage) if s.role != "parked"] for stage in range(self._manifest.num_stages)]
         step = chain.step + 1
         tokens = self._manifest.batch.tokens_per_microbatch
         self.ledger = Ledger(self.ballot, step, self._attempt, chain.head, plan, seats, tokens, now)

@@ -1,4 +1,5 @@
-"""When the coordinator leads microbatches around a replica: a broken stream, a lapse, a loss. How: `protocol.reroute`."""
+"""When the coordinator leads microbatches around a replica: a broken stream, a lapse, a loss, one that has become slow. How:
+`protocol.reroute`."""
 
 from __future__ import annotations
 
@@ -64,13 +65,23 @@ class Detours:
             return True
         end = end_to_spare(ledger, (named, by))
         if end:
-            self._out += doubt(ledger, end, f"{by.peer[-8:]} {reason}", now)
+            self._out += doubt(ledger, end, f"{by.peer[-8:]} {reason}", now, ANSWER_HEARTBEATS * self._heartbeat_s)
         return end is not None
 
     def _somebody_is_silent(self, ledger: Ledger, now: float) -> bool:
         least_s = SILENT_HEARTBEATS * self._heartbeat_s
         silent = [m for m in self._chain.members() if m != self._me and self._view.silent_s(m.peer, now) > least_s]
         return any(is_seated(ledger, member) for member in silent)
+
+    def on_slow(self, ledger: Ledger, member: Member, reason: str, now: float) -> str:
+        """The member has become slow: others get its rest. A sentence if that takes another attempt. It has longer to answer
+        than one that cannot be reached, for it was heard."""
+        if member in ledger.doubts or member.peer in ledger.without:
+            return ""
+        if why := why_needed(ledger, member):
+            return f"{reason}; {why}"
+        self._out += doubt(ledger, member, reason, now, self._silence_s)
+        return ""
 
     def on_revoked(self, ledger: Ledger, member: Member, message: Revoked) -> None:
         """It lives, and says what it has."""
@@ -81,7 +92,7 @@ class Detours:
         """Time has passed. Who does not answer is excluded, and who is silent for long; a sentence if an answer is needed and
         does not come."""
         self._out += ask_again(ledger, self._heartbeat_s, now)
-        for member, reason in overdue(ledger, self._heartbeat_s, now):
+        for member, reason in overdue(ledger, now):
             why = "coordinates" if member == self._me else why_needed(ledger, member)
             if why:
                 return f"{reason}; peer {member.peer[-8:]} does not say what it has, and {why}"

@@ -17,9 +17,10 @@ NORM_TOLERANCE = 1e-6
 
 @dataclass(slots=True)
 class Doubt:
-    """Somebody cannot reach the member. It was asked what it has accumulated."""
+    """Somebody cannot reach the member, or it is slow. It was asked what it has accumulated."""
 
-    since: float
+    until: float
+    """When it must have answered."""
     asked_at: float
     reason: str
 

@@ -134,7 +134,7 @@ class Learning:
 
 @dataclass(frozen=True, slots=True)
 class ReduceReady:
-    """This active replica has accumulated all that it owns."""
+    """This active replica has accumulated all that it owns; or it is slow, and has accumulated these so far."""
 
     ballot: Ballot
     step: int

@@ -7,7 +7,8 @@ stage is then for another replica, or for the recovery ladder.
 
 from __future__ import annotations
 
-DEADLINE_FACTOR = 4.0
+DEADLINE_FACTOR = 6.0
+"""A device that is five times slower than it was is not hung."""
 DEADLINE_HEARTBEATS = 6.0
 """A machine that is busy with other things is not hung."""
 ATTEMPTS = 3

@@ -56,9 +56,9 @@ def is_seated(ledger: Ledger, member: Member) -> bool:
 # ---- doubts ----
 
 
-def doubt(ledger: Ledger, member: Member, reason: str, now: float) -> list[SendMessage]:
+def doubt(ledger: Ledger, member: Member, reason: str, now: float, patience_s: float = 0.0) -> list[SendMessage]:
     """Ask the member what it has accumulated."""
-    ledger.doubts[member] = Doubt(now, now, reason)
+    ledger.doubts[member] = Doubt(now + patience_s, now, reason)
     return [_revoke(ledger, member)]
 
 
@@ -74,10 +74,9 @@ def ask_again(ledger: Ledger, heartbeat_s: float, now: float) -> list[SendMessag
     return [_revoke(ledger, member) for member in late]
 
 
-def overdue(ledger: Ledger, heartbeat_s: float, now: float) -> list[tuple[Member, str]]:
+def overdue(ledger: Ledger, now: float) -> list[tuple[Member, str]]:
     """Who has not answered for too long, and why it was asked."""
-    patience_s = ANSWER_HEARTBEATS * heartbeat_s
-    return [(member, about.reason) for member, about in ledger.doubts.items() if now - about.since > patience_s]
+    return [(member, about.reason) for member, about in ledger.doubts.items() if now > about.until]
 
 
 def end_to_spare(ledger: Ledger, ends: Iterable[Member | None]) -> Member | None:

@@ -312,6 +312,15 @@ class Seat:
             return ReducedReport(o.ballot, o.step, o.attempt, stage, result.digest, result.squared_norm)
         return None
 
+    def slow(self, seconds_per_microbatch: float, least_s: float) -> ReduceReady | None:
+        """What it has accumulated so far, if at this pace the rest takes longer than `least_s`."""
+        attempt, o = self._open(), self._open().open
+        left = attempt.num_owned - len(attempt.accumulated)
+        if self.phase is not SeatPhase.WORKING or left * seconds_per_microbatch <= least_s:
+            return None
+        bits = bitmap(attempt.accumulated)
+        return ReduceReady(o.ballot, o.step, o.attempt, self.state.stage, bits, 0.0, 0, seconds_per_microbatch)
+
     def oldest_in_flight(self) -> tuple[int, float] | None:
         """Stage 0: (microbatch, time of its admission) of the one that is longest on its way."""
         if self.attempt is None or not self.attempt.admitted_at:

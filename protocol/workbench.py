@@ -48,6 +48,7 @@ from protocol.messages import (
     StartReduce,
     VoidStep,
 )
+from protocol.pace import Pace
 from protocol.pulse import Pulse
 from protocol.records import Commit, Share, short
 from protocol.repeats import Repeats
@@ -81,6 +82,7 @@ class Workbench:
         """Reports of the seats, by stage."""
         self._stalled: tuple[float, Stalled] | None = None
         self._pulse = Pulse(manifest.timing.heartbeat_s, manifest.timing.first_microbatch_s)
+        self._pace = Pace()
         self._out: list[Command] = []
         self.orders: dict[type, Callable[[Any, float], None]] = {
             StartReduce: self.start_reduce,
@@ -197,6 +199,7 @@ class Workbench:
     def _open(self, step: OpenStep, now: float) -> None:
         self.open, self._stalled = step, None
         self._pulse.opened()
+        self._pace.opened()
         self.end_evaluation()
         self.introduce(step.contacts)
         self._reported.clear()
@@ -398,8 +401,11 @@ class Workbench:
             self._out += self._evaluation.computed(event)
         elif not work.evaluate and seat and seat.attempt and self._is_open(work.step, work.attempt):
             self._out += seat.computed(event, now)
+            self._pace.ended(work.stage, work.op, event.seconds)
             if seat.phase is SeatPhase.READY:
                 self.report(now)
+            elif (seconds := self._pace.news(work.stage)) and (slow := seat.slow(seconds, self._manifest.timing.lapse_s)):
+                self._tell_leader(slow)
         elif event.handle:
             self._out.append(Release(event.handle))
 

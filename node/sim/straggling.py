@@ -65,6 +65,7 @@ class Straggling:
         founder = Member(name_of(0, 0), 1)
         self.watch = Invariants(self.manifest, founder)
         self.world = World(self.manifest, rng, Network(rng, Faults().weather), Faults(), self.watch, real_state)
+        self.world.works.forgets_stale = True
         self.watch.now = lambda: self.world.now
         for stage, replica in sorted(places, key=lambda place: place[1]):
             name = name_of(stage, replica)
@@ -95,3 +96,8 @@ class Straggling:
                 shares: Mapping[PeerId, str] = what.fields["contributors"]
                 told[int(what.fields["step"])] = {peer: len(members_of(bits)) for peer, bits in shares.items()}
         return [told[step] for step in sorted(told)]
+
+    def told(self, kind: str) -> list[str]:
+        """Reasons of the events of this kind, each once."""
+        notes = [what for _, _, what in self.world.story if isinstance(what, Note) and what.type == kind]
+        return list(dict.fromkeys(str(note.fields["reason"]) for note in notes))

@@ -72,6 +72,8 @@ class Works:
         self._reduces: dict[tuple[int, int, int, Any], Gathered] = {}
         self.copies = Copies(world)
         self.gradient_bytes = GRADIENT_BYTES
+        self.forgets_stale = False
+        """Is what waits for the device taken out of the queue when its attempt is discarded, as production does?"""
         self.commands: dict[type[Command], Callable[[SimNode, Any], None]] = {
             Compute: self._queue_job,
             Apply: self._queue_job,
@@ -132,6 +134,8 @@ class Works:
         op = job.work.op if isinstance(job, Compute) else "apply"
         took = COST[op] * node.spec.unit_s * (0.9 + 0.2 * self._world.rng.random()) * node.slowness
         node.num_slowed += node.slowness > 1.0
+        if self.forgets_stale and isinstance(job, Compute) and self._is_stale(node, job.work):
+            took = 0.0
         self._world.post(self._world.now + took, node, self._finish_job, node, job, took)
 
     def _finish_job(self, node: SimNode, job: Compute | Apply, took: float) -> None:
@@ -145,12 +149,16 @@ class Works:
         if job.handle:
             node.pool.let_go(job.handle)
         work, seat = job.work, node.seats.get(job.work.stage)
-        if seat is None or (not work.evaluate and (work.step, work.attempt) <= seat.discarded):
+        if seat is None or self._is_stale(node, work):
             failed = CommandFailed(work.stage, work.step, work.attempt, work.microbatch, "", "discarded")
             self._world.handle(node, failed if self._world.rng.random() < 0.5 else self._result(node, work, took))
             return
         seat.compute(work)
         self._world.handle(node, self._result(node, work, took))
+
+    def _is_stale(self, node: SimNode, work: Work) -> bool:
+        seat = node.seats.get(work.stage)
+        return seat is None or (not work.evaluate and (work.step, work.attempt) <= seat.discarded)
 
     def _result(self, node: SimNode, work: Work, took: float) -> ComputeDone:
         tokens = self._world.manifest.batch.tokens_per_microbatch if work.op == "head" else 0

@@ -112,6 +112,6 @@ def test_a_sum_with_a_microbatch_twice_is_never_committed(monkeypatch: pytest.Mo
 
 def test_work_that_is_given_to_two_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protocol.reroute._keep", lambda *_: None)
-    life = Rerouting(4, CELLS[4])
+    life = Rerouting(9, CELLS[4])
     with pytest.raises(BrokenError, match=r"S2.* belongs to"):
         life.run()

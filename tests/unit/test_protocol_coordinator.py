@@ -76,8 +76,7 @@ def test_an_impossible_result_is_refused_and_never_proposed(name: str) -> None:
 
 
 READY_LIES: dict[str, dict[str, Any]] = {
-    "too few": {"microbatches": "7"},
-    "none": {"microbatches": "0"},
+    "others": {"microbatches": "17"},
     "huge": {"microbatches": "f" * 1024},
     "no stage": {"stage": 77},
     "negative stage": {"stage": -1},
@@ -93,6 +92,13 @@ def test_an_impossible_accumulation_is_refused(name: str) -> None:
     out = c.ready("a", 1, **READY_LIES[name])
     assert not sent(out, StartReduce)
     assert len(notes(out, "refused")) == 1
+    assert sent(c.ready("a", 1), StartReduce, "a")
+
+
+@pytest.mark.parametrize("part", ["7", "0"])
+def test_a_part_of_the_work_starts_no_sum(part: str) -> None:
+    c = lead()
+    assert not sent(c.ready("a", 1, microbatches=part), StartReduce)
     assert sent(c.ready("a", 1), StartReduce, "a")
 
 

@@ -42,10 +42,9 @@ from protocol.repeats import Repeats
 from protocol.revoking import Revoked
 from protocol.stragglers import Stragglers
 from protocol.takeover import Succession
-from protocol.teller import Teller
+from protocol.teller import RESEND_HEARTBEATS, Teller
 from protocol.view import View
 
-RESEND_HEARTBEATS = 2.0
 MAX_BACKOFF_HEARTBEATS = 30.0
 COMPLAIN_AFTER_VOIDS = 3
 REDUCE_PATIENCE = 8.0
@@ -61,7 +60,7 @@ class Coordinator:
         self.recovery = Recovery(manifest, me, chain, view, self.members)
         self.herald = Herald(ballot, chain, manifest.timing.heartbeat_s, orders)
         self.addresses: dict[PeerId, str] = {}
-        self._teller = Teller(ballot, me.peer, chain, self.addresses)
+        self._teller = Teller(ballot, me, chain, view, self.addresses, manifest.timing)
         self.ledger: Ledger | None = None
         self.lacks = ""
         self._manifest, self._me, self._chain, self._view = manifest, me, chain, view
@@ -78,8 +77,6 @@ class Coordinator:
         self._reopen_at = 0.0
         self.has_left = False
         """This node has left the roster in order; somebody else will take over."""
-        self._told_at: dict[PeerId, float] = {}
-        self._asked_at: dict[PeerId, float] = {}
         self._urged = Repeats(manifest.timing.heartbeat_s)
         """Passive replicas that do not have the sum of a stage yet."""
         self._out: list[Command] = []
@@ -145,18 +142,16 @@ class Coordinator:
         self._losses.heard(heard)
         self.herald.heard(heard.peer, beat, now)
         peer, member, ledger = heard.peer, self._chain.member_of(heard.peer), self.ledger
-        if now - self._told_at.get(peer, -1e9) < RESEND_HEARTBEATS * self._manifest.timing.heartbeat_s:
+        if not self._teller.is_due(peer, now):
             return
-        if beat.head != self._chain.head:
-            self._told_at[peer] = now
-            self._out += self._teller.lacking(heard, beat.head)
+        self._out += self._teller.heard(heard, beat.head, now)
         if member is None or self._proposal is not None:
             return
         if ledger and (not ledger.names(beat.step, beat.attempt) or beat.amendment < ledger.amendment):
-            self._told_at[peer] = now
+            self._teller.told(peer, now)
             self._send_open(member, ledger)
         elif ledger is None and beat.step > self._chain.step:
-            self._told_at[peer] = now
+            self._teller.told(peer, now)
             self._send(peer, VoidStep(self.ballot, beat.step, beat.attempt, self._void_reason or "it is not open any more"))
 
     def attempt(self, step: int, attempt: int) -> Ledger | None:
@@ -197,10 +192,8 @@ class Coordinator:
             self._proposal.enter(member, message)
 
     def on_records_wanted(self, wants: Member, head: RecordId, now: float) -> None:
-        """A peer lacks what came after `head`; it is answered once per heartbeat."""
-        if now - self._asked_at.get(wants.peer, -1e9) >= self._manifest.timing.heartbeat_s:
-            self._asked_at[wants.peer] = now
-            self._out += self._teller.lacking(wants, head)
+        """A peer lacks what came after `head`."""
+        self._out += self._teller.asked(wants, head, now)
 
     def on_stalled(self, ledger: Ledger, member: Member, message: Stalled, now: float) -> None:
         """A seat cannot finish the attempt as it is."""
@@ -225,6 +218,7 @@ class Coordinator:
         """A node leaves and says so: no lapse is waited for."""
         self.members.gathering.leave(member)
         self.herald.forget(member.peer)
+        self._teller.left(member.peer)
         self._losses.left(member, reason)
 
     def on_evaluated(self, peer: PeerId, message: Evaluated) -> None:
@@ -284,9 +278,7 @@ class Coordinator:
             self.addresses.pop(peer, None)
             self.recovery.memory.pop(peer, None)
             self._view.forget(peer)
-        heartbeat_s = self._manifest.timing.heartbeat_s
-        self._told_at = {peer: at for peer, at in self._told_at.items() if now - at < RESEND_HEARTBEATS * heartbeat_s}
-        self._asked_at = {peer: at for peer, at in self._asked_at.items() if now - at < heartbeat_s}
+        self._teller.forget_old(now)
 
     # ---- decisions ----
 
@@ -316,7 +308,7 @@ class Coordinator:
         if ledger.told < ledger.amendment:
             ledger.told, ledger.progress_at = ledger.amendment, now
             for member in self._chain.members():
-                self._told_at[member.peer] = now
+                self._teller.told(member.peer, now)
                 self._send_open(member, ledger)
             for stage in {*range(self._manifest.num_stages)} - ledger.started:
                 self._begin_reduce(ledger, stage, now)
@@ -425,8 +417,6 @@ class Coordinator:
         if not proposal.is_decided(self._chain.voters):
             return
         self._proposal = None
-        before = [m.peer for m in self._chain.members()]
-        joined = [] if isinstance(proposal.record, Commit) else [s.member.peer for s in proposal.record.joins]
         if isinstance(proposal.record, Roster) and self._me in self.members.handover.leaving:
             self.has_left = self._loses_all_seats(proposal.record)
         if isinstance(proposal.record, Commit):
@@ -434,13 +424,11 @@ class Coordinator:
                 self._losses.drop(member, f"{why}; step {proposal.record.step} was committed without it")
             self.ledger, self._attempt, self._voids, self._void_reason = None, self._first_attempt, 0, ""
             self._out += self.recovery.stopwatch.committed(now)
-        for peer in joined:
-            self._view.expect(peer, now)  # its wish is gone since it was proposed, and it may be gone itself
-        known = {voter.peer for voter in proposal.held}
-        for peer in dict.fromkeys([*before, *joined]):
-            self._told_at[peer] = now
-            shares = () if peer in known else proposal.shares
-            self._out.append(self._teller.decision(peer, proposal.record, shares))
+        else:
+            for seating in proposal.record.joins:  # its wish is gone since it was proposed, and it may be gone itself
+                self._view.expect(seating.member.peer, now)
+        leaving = self.members.handover.leaving
+        self._out += self._teller.decided(proposal.record, proposal.shares, proposal.held, leaving, now)
 
     def _loses_all_seats(self, roster: Roster) -> bool:
         lost = {s.stage for s in roster.leaves if s.member == self._me}
@@ -462,7 +450,7 @@ class Coordinator:
         self.herald.stand("training", f"training step {step}{trouble}" if trouble else "training", now)
         for member in chain.members():
             self._view.expect(member.peer, now)
-            self._told_at[member.peer] = now
+            self._teller.told(member.peer, now)
             self._send_open(member, self.ledger)
 
     def _send_open(self, member: Member, ledger: Ledger) -> None:
@@ -489,12 +477,8 @@ class Coordinator:
     # ---- the others ----
 
     def is_caught_up(self, now: float) -> bool:
-        """Has every member that still lives said that it knows the head?"""
-        return all(m == self._me or self._view.lapsed(m.peer, now) or self._heads_equal(m.peer) for m in self._chain.members())
-
-    def _heads_equal(self, peer: PeerId) -> bool:
-        news = self._view.news.get(peer)
-        return news is not None and news.head == self._chain.head
+        """See `Teller`."""
+        return self._teller.is_caught_up(now)
 
     def _send(self, peer: PeerId, message: Message) -> None:
         self._out.append(SendMessage(peer, message))

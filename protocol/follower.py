@@ -10,12 +10,15 @@ from protocol.chain import Chain
 from protocol.checks import shares_misfit
 from protocol.commands import Command, Connect, Note, SendMessage
 from protocol.fork import parts_from
-from protocol.ids import Member, PeerId
+from protocol.ids import Member, PeerId, RecordId
 from protocol.manifest import Manifest
 from protocol.messages import Decide, Held, Message, OpenStep, Propose, Proposed, RecordsWanted, Summary
 from protocol.records import Commit, Rebuild, Roster, Seating, Share, contributors_of, is_fork
 from protocol.view import View
 from protocol.workbench import Workbench
+
+MAX_EARLY = 4
+"""Decided records that are kept until what they follow has come."""
 
 
 class Follower:
@@ -25,6 +28,8 @@ class Follower:
         self.claim: Callable[[], None] = lambda: None
         self._me, self._manifest, self._chain = me, manifest, chain
         self._acceptor, self._bench, self._view = acceptor, bench, view
+        self._early: dict[RecordId, Proposed] = {}
+        """By the record that it follows, which has not come yet."""
         self._out: list[Command] = []
 
     def take(self) -> list[Command]:
@@ -56,9 +61,13 @@ class Follower:
     def on_decide(self, peer: PeerId, _: int, message: Decide, now: float) -> None:
         """The coordinator says what was decided. A spare hears only of what concerns itself, and asks for what came before."""
         self._bench.introduce(message.contacts)
+        told = Proposed(message.ballot, message.record, message.shares)
         if self._chain.after(message.record.parent) is None:
             self._send(peer, RecordsWanted(self._chain.head))
-        self.learn(Proposed(message.ballot, message.record, message.shares), now)
+            self._early[message.record.parent] = told
+            while len(self._early) > MAX_EARLY:
+                del self._early[next(iter(self._early))]
+        self.learn(told, now)
 
     def learn(self, told: Proposed, now: float) -> None:
         """A record is decided; if it is the next one, take it in."""
@@ -83,6 +92,11 @@ class Follower:
             self._enroll(record, now)
         else:
             self._regrow(record, now)
+        self._learn_early(now)
+
+    def _learn_early(self, now: float) -> None:
+        if told := self._early.pop(self._chain.head, None):
+            self.learn(told, now)
 
     def _shares_of(self, told: Proposed) -> tuple[Share, ...]:
         """Those that the record names, as far as this node knows them: of what it was told and what it holds."""
@@ -159,6 +173,7 @@ class Follower:
                 self._bench.custody.take_seat(seating)
         self._bench.roster_changed(now)
         self.claim()
+        self._learn_early(now)
 
     def on_open_step(self, peer: PeerId, _: int, message: OpenStep, now: float) -> None:
         """The coordinator opens a step."""

@@ -256,8 +256,8 @@ def test_who_still_works_on_a_voided_attempt_is_told_again() -> None:
 def sizes(c: Lead) -> dict[str, int]:
     k = c.coordinator
     return {
-        "told": len(k._told_at),
-        "asked": len(k._asked_at),
+        "told": len(k._teller._told_at),
+        "asked": len(k._teller._asked_at),
         "standing": len(k.herald.known()),
         "addresses": len(k.addresses),
         "wishes": len(k.members.gathering.wishes),

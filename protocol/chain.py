@@ -149,7 +149,7 @@ class Chain:
             return f"it seats stage {stages[0]}, there are 0..{self._manifest.num_block_stages}"
         if len({(s.stage, s.member.peer) for s in roster.joins}) != len(roster.joins):
             return "it seats a peer twice at one stage"
-        after = {s.member for s in {*self.seatings, *roster.joins} - set(roster.leaves)}
+        after = {s.member for s in (*self.seatings, *roster.joins) if not roster.leaves or s not in roster.leaves}
         if len({member.peer for member in after}) != len(after):
             return "it seats a peer in two lives"
         if not 1 <= len(set(roster.voters)) == len(roster.voters) <= MAX_VOTERS:
@@ -292,7 +292,8 @@ class Chain:
 
     def is_seated(self, member: Member) -> bool:
         """Is this life of the peer on the roster?"""
-        return self._seats.members.get(member.peer) == member
+        known = self._seats.members.get(member.peer)
+        return known is not None and known.incarnation == member.incarnation
 
     def is_active(self, stage: int, peer: PeerId) -> bool:
         """Is the peer an active replica of the stage?"""
@@ -308,7 +309,7 @@ class Chain:
 
     def active(self, stage: int) -> list[Seating]:
         """Active replicas of a stage in roster order."""
-        return [s for s in self._seats.at(stage) if s.role == "active"]
+        return list(self._seats.active_at(stage))
 
     def holders(self, stage: int) -> list[Seating]:
         """Replicas with the stage's whole state, kept ones among them: active ones first."""

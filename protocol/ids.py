@@ -6,12 +6,15 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 PeerId = str
 RecordId = str
 StateId = str
 
 ID_HEX_DIGITS = 32
+MAX_STATES_NAMED = 1024
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -20,6 +23,9 @@ class Member:
 
     peer: PeerId
     incarnation: int
+
+    def __hash__(self) -> int:
+        return hash(self.peer)  # a string remembers it
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -37,8 +43,7 @@ ATTEMPTS_PER_TERM = 1000
 
 def hash_of(value: object) -> str:
     """32 hex digits of the sha256 of `value` as canonical JSON (sorted keys, no spaces)."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:ID_HEX_DIGITS]
+    return hashlib.sha256(_canonical.encode(value).encode()).hexdigest()[:ID_HEX_DIGITS]
 
 
 def merkle_root(leaves: Sequence[object]) -> str:
@@ -56,6 +61,7 @@ def initial_state_id(run_id: str, stage: int) -> StateId:
     return hash_of([run_id, stage])
 
 
+@lru_cache(MAX_STATES_NAMED)
 def next_state_id(parent: StateId, record: RecordId) -> StateId:
     """state_id of a stage after `record` was applied to `parent`."""
     return hash_of([parent, record])

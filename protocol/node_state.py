@@ -175,7 +175,8 @@ class NodeState:
 
     def _drain_bench(self, now: float) -> None:
         for part in (self.bench, self.follower, self.bench):
-            self._emit(part.take())
+            if made := part.take():
+                self._emit(made)
         if self.bench.open is not None and self.bench.open is not self._watched_step:
             self._watch_neighbours(self.bench.open, now)
             self._out += self.outlook.goes_on()
@@ -264,23 +265,23 @@ class NodeState:
         self._out.append(PublishLease(tuple(sorted(self.bench.seats)), self.ballot.term, self.coordinator is not None))
 
     def _on_prepare(self, peer: PeerId, incarnation: int, message: Prepare, now: float) -> None:
-        if not self.takeover.on_prepare(Member(peer, incarnation), message, now) and self.chain.is_seated(
-            Member(peer, incarnation)
-        ):
+        sender = Member(peer, incarnation)
+        if not self.takeover.on_prepare(sender, message, now) and self.chain.is_seated(sender):
             self._send(peer, self._beat())
 
     def _on_heartbeat(self, peer: PeerId, incarnation: int, beat: Heartbeat, now: float) -> None:
         self.leader.beats(peer, beat)
-        if self.chain.is_seated(Member(peer, incarnation)):
+        sender = Member(peer, incarnation)
+        if self.chain.is_seated(sender):
             self.takeover.saw(beat.ballot, now)
             self.view.news[peer] = PeerNews(incarnation, beat.ballot, beat.head, beat.step, beat.attempt, now)
             if peer not in self._watch and peer != self.leader.peer and self.coordinator is None:
                 self._send(peer, self._beat())
                 self._watch.for_a_while(peer, now)
         elif self.coordinator and peer in self.chain.seen:
-            self.takeover.saw_former(Member(peer, incarnation), beat, now)
+            self.takeover.saw_former(sender, beat, now)
         if self.coordinator:
-            self.coordinator.on_heartbeat(Member(peer, incarnation), beat, now)
+            self.coordinator.on_heartbeat(sender, beat, now)
 
     def _beat(self) -> Heartbeat:
         o = self.bench.open
@@ -408,9 +409,7 @@ class NodeState:
         if self.takeover.roll.is_on:
             peers |= dict.fromkeys(m.peer for m in self.chain.members())
         beat = self._beat()
-        for peer in peers:
-            if peer != self._me:
-                self._send(peer, beat)
+        self._out += [SendMessage(peer, beat) for peer in peers if peer and peer != self._me]
         if (newer := self.orders.unknown_to(self.outlook.order)) and self.coordinator is None:
             self._send(self.leader.peer, newer)
         if self.departure.is_on:
@@ -458,9 +457,10 @@ class NodeState:
         if lost:
             self._say(lost)
             self._ending.give_up(lost, now)
+        if self._ending.at is None:
+            return
         behind = bool(self.bench.seats) and (self.chain.step < self._ending.step or not self.bench.settled)
-        if self._ending.at is not None and self.coordinator and not self.coordinator.is_caught_up(now):
-            behind = True
+        behind = behind or bool(self.coordinator and not self.coordinator.is_caught_up(now))
         if self._ending.is_due(behind, now):
             self._exit(self._ending.code, self._ending.sentence or self.outlook.sentence)
 

@@ -57,7 +57,7 @@ class Pulse:
         self._ticked_at = now
         self._waited_s += passed_s if computing and not self._told else 0.0
         self._applied_s = self._applied_s + passed_s if applying else 0.0
-        if self._waited_s <= self.limit_s or self._told:
+        if not self._waited_s or self._told or self._waited_s <= self.limit_s:
             return False
         self._waited_s, self._told = 0.0, True
         self._attempts += 1

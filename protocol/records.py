@@ -134,6 +134,8 @@ def is_older_copy(rebuild: Rebuild) -> bool:
 
 MAX_NAMED = 64
 _named: dict[int, tuple[Record, RecordId]] = {}
+MAX_ROOTS = 16
+_roots: dict[int, tuple[tuple[Share, ...], str]] = {}
 
 
 def genesis_id(run_id: str) -> RecordId:
@@ -161,7 +163,16 @@ def short(digest: str) -> str:
 
 def contributors_of(shares: tuple[Share, ...]) -> str:
     """Root of the Merkle tree whose leaves are the stages, ascending, each with its shares in roster order: who contributed to
-    one of them can be shown with a few hashes."""
+    one of them can be shown with a few hashes. The last ones are remembered, as in `record_id`."""
+    known = _roots.get(id(shares))
+    if known is None:
+        known = _roots[id(shares)] = shares, _root_of(shares)
+        if len(_roots) > MAX_ROOTS:
+            del _roots[next(iter(_roots))]
+    return known[1]
+
+
+def _root_of(shares: tuple[Share, ...]) -> str:
     by_stage: dict[int, list[Share]] = {}
     for share in shares:
         by_stage.setdefault(share.stage, []).append(share)

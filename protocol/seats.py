@@ -21,10 +21,15 @@ class Seats:
             self._by_stage.setdefault(seating.stage, []).append(seating)
             self._by_member.setdefault(seating.member, []).append(seating)
         self.active = frozenset((s.stage, s.member.peer) for s in seatings if s.role == "active")
+        self._active = {stage: [s for s in row if s.role == "active"] for stage, row in self._by_stage.items()}
 
     def at(self, stage: int) -> Sequence[Seating]:
         """Of one stage, in roster order."""
         return self._by_stage.get(stage, ())
+
+    def active_at(self, stage: int) -> Sequence[Seating]:
+        """Active replicas of one stage, in roster order."""
+        return self._active.get(stage, ())
 
     def of(self, member: Member) -> Sequence[Seating]:
         """Of one member."""

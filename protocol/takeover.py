@@ -145,8 +145,10 @@ class Takeover:
         unless it hears in time from one that has taken over."""
         if self.candidate and ballot == self.candidate.ballot:
             return
+        if ballot <= self._highest:
+            return
         known = max(self._acceptor.promised, self._leader.ballot)
-        if ballot <= self._highest or ballot.term > known.term + MAX_TERM_AHEAD:
+        if ballot.term > known.term + MAX_TERM_AHEAD:
             return
         self._highest = ballot
         if ballot > known and self._rival_at is None:

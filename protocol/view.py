@@ -51,9 +51,11 @@ class View:
         if self._ticked_at is not None and now - self._ticked_at > self._lapse_s / 2:
             self._heard_at = dict.fromkeys(self._heard_at, now)
         self._ticked_at = now
+        heard_at = self._heard_at
         for peer, age in heard.items():
-            if peer in self._heard_at:
-                self._heard_at[peer] = max(self._heard_at[peer], now - age)
+            before = heard_at.get(peer)
+            if before is not None and before < now - age:
+                heard_at[peer] = now - age
 
     def silent_s(self, peer: PeerId, now: float) -> float:
         """Seconds of silence; 0 for a peer that nobody expects."""
@@ -67,6 +69,11 @@ class View:
     def lapsed(self, peer: PeerId, now: float) -> bool:
         """Silent for longer than the manifest's lapse."""
         return self.silent_s(peer, now) > self._lapse_s
+
+    def all_lapsed(self, peers: Iterable[PeerId], now: float) -> list[PeerId]:
+        """Those of them that have `lapsed`, in their order."""
+        heard_at, lapse_s = self._heard_at, self._lapse_s
+        return [peer for peer in peers if now - heard_at.get(peer, now) > lapse_s]
 
     def hears(self, peers: Iterable[PeerId], now: float) -> bool:
         """Is any of them known to live?"""

@@ -38,9 +38,10 @@ class Watch:
 
     def expire(self, now: float) -> None:
         """Time has passed."""
-        self._until = {peer: until for peer, until in self._until.items() if now < until}
+        if self._until:
+            self._until = {peer: until for peer, until in self._until.items() if now < until}
 
     def lapsed(self, now: float, again: bool) -> list[PeerId]:
         """Those that are silent for too long; unless `again`, only those that were not at the last call."""
-        before, self._told = self._told, [peer for peer in self if self._view.lapsed(peer, now)]
+        before, self._told = self._told, self._view.all_lapsed({**self._named, **self._until}, now)
         return [peer for peer in self._told if again or peer not in before]

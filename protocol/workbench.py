@@ -72,6 +72,8 @@ class Workbench:
         self.leader: PeerId = ""
         self.ballot: Ballot = NO_BALLOT
         self.addresses: dict[PeerId, str] = {}
+        self._told: dict[PeerId, Introduce] = {}
+        """Of these addresses; most are told again and again."""
         self._manifest, self._me, self._chain = manifest, me, chain
         self._pending: OpenStep | None = None
         self._pending_evaluation: OpenEvaluation | None = None
@@ -108,9 +110,12 @@ class Workbench:
         """Remember where peers are reached."""
         for contact in contacts:
             if contact.peer != self._me and contact.address:
-                if contact.peer in self.addresses or len(self.addresses) < MAX_ADDRESSES:
-                    self.addresses[contact.peer] = contact.address
-                self._out.append(Introduce(contact.peer, contact.address))
+                told = self._told.get(contact.peer)
+                if told is None or told.address != contact.address:
+                    told = Introduce(contact.peer, contact.address)
+                    if contact.peer in self.addresses or len(self.addresses) < MAX_ADDRESSES:
+                        self.addresses[contact.peer], self._told[contact.peer] = contact.address, told
+                self._out.append(told)
 
     @property
     def settled(self) -> bool:
@@ -122,7 +127,7 @@ class Workbench:
     def lacks(self, member: Member) -> bool:
         """Is this node, the member, on the roster with a stage whose state it does not have? It leaves as soon as it is heard,
         and leads nobody."""
-        return any(s.stage not in self.seats for s in self._chain.seats_of(member))
+        return not self.seats.keys() >= {s.stage for s in self._chain.seats_of(member)}
 
     def roster_changed(self, now: float) -> None:
         """The roster is another: gradients are kept for learners, and what waits may be possible now."""
@@ -440,8 +445,9 @@ class Workbench:
     def check_deadline(self, now: float) -> None:
         """What does not come to an end in time stalls the attempt: a computation here, or at stage 0 a microbatch on its way
         through the pipe, whose deadline doubles with each attempt."""
-        computing = next((key for seat in self.seats.values() if seat.attempt for key in seat.attempt.computing), None)
-        applying = any(seat.phase is SeatPhase.APPLYING for seat in self.seats.values())
+        seats = self.seats.values()
+        computing = next((key for seat in seats if seat.attempt for key in seat.attempt.computing), None) if seats else None
+        applying = SeatPhase.APPLYING in [seat.phase for seat in seats]
         if self._pulse.tick(computing is not None, applying, now) and computing:
             op, microbatch, _ = computing
             self._stall(microbatch, "", f"{op} of microbatch {microbatch} has not ended after {self._pulse.limit_s:.0f} s", now)

@@ -35,7 +35,7 @@ from protocol.commands import (
 from protocol.events import CommandFailed, Event, LeasesSeen, MessageReceived, PayloadArrived, Tick
 from protocol.ids import Member, PeerId, RecordId
 from protocol.manifest import Manifest
-from protocol.messages import Contact, Message, PipeHeader
+from protocol.messages import Message, PipeHeader
 
 DIRECTORY_DELAY_S = (0.2, 2.0)
 DIRECTORY_POLL_S = (0.5, 2.5)
@@ -133,13 +133,24 @@ class World:
         self.watch.after(node)
 
     def _execute(self, node: SimNode, commands: Iterable[Command]) -> None:
-        pending = deque(commands)
+        if self.faults.armed:
+            self._execute_under_fire(node, deque(commands))
+            return
+        checks, do = self.watch.checks, self._do
+        for command in commands:
+            if node.dead:
+                return
+            kind = type(command)
+            if kind in checks:
+                checks[kind](node, command)
+            do[kind](node, command)
+
+    def _execute_under_fire(self, node: SimNode, pending: deque[Command]) -> None:
         while pending and not node.dead:
-            if self.faults.armed:
-                strike = self.faults.strike(pending[0], lambda stage: self.rank(node, stage))
-                if strike:
-                    self._strike(node, strike, pending)
-                    return
+            strike = self.faults.strike(pending[0], lambda stage: self.rank(node, stage)) if self.faults.armed else None
+            if strike:
+                self._strike(node, strike, pending)
+                return
             command = pending.popleft()
             self.watch.command(node, command)
             self._do[type(command)](node, command)
@@ -325,16 +336,18 @@ class World:
         valid = [
             (other, lease)
             for _, (_, other, lease) in sorted(self._leases.items())
-            if other.peer != node.peer and not lease.leaving and self._is_valid(node, other)
+            if other is not node and other.peer != node.peer and not lease.leaving and self._is_valid(node, other)
         ]
         claims = [(lease.ballot_term, other.peer, other) for other, lease in valid if lease.coordinator]
         claims.sort(key=lambda claim: claim[:2], reverse=True)
-        rivals = tuple(Contact(other.peer, other.address) for _, _, other in claims)
-        others = tuple(Contact(other.peer, other.address) for other, _ in valid)
+        rivals = tuple(other.contact for _, _, other in claims)
+        others = tuple(other.contact for other, _ in valid)
         self.handle(node, LeasesSeen(rivals[0] if rivals else None, others, rivals))
 
     def _is_valid(self, node: SimNode, other: SimNode) -> bool:
         """Does the node find the other's lease, and is it not over by its own clock?"""
+        if not other.dead and not self.directory_parts:
+            return True
         if self.directory_parts and self.network.parted((other.peer, node.peer), self.now):
             return False
         lease_s = self.manifest.timing.lease_s + other.spec.skew_s - node.spec.skew_s

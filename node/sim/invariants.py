@@ -26,7 +26,7 @@ from protocol.chain import is_quorum
 from protocol.commands import Apply, Command, Compute, Note, Reduce, Regrow, Release, SendMessage
 from protocol.ids import Ballot, Member, RecordId, StateId, bitmap, initial_state_id, members_of, next_state_id
 from protocol.manifest import Manifest
-from protocol.messages import Decide, Held, OpenStep, Promise
+from protocol.messages import Decide, Heartbeat, Held, OpenStep, Promise
 from protocol.records import (
     Commit,
     Rebuild,
@@ -109,7 +109,7 @@ class Invariants:
         self.owners = Ownership()
         self._tags: dict[SimNode, dict[int, Key]] = defaultdict(dict)
         self._grown: Key | None = None
-        self._check: dict[type, Callable[[SimNode, Any], None]] = {
+        self.checks: dict[type, Callable[[SimNode, Any], None]] = {
             Note: self._on_note,
             SendMessage: self._on_send,
             Compute: self._on_compute,
@@ -117,6 +117,7 @@ class Invariants:
             Apply: self._on_attempt,
             Release: self._on_release,
         }
+        """What `command` does, by the command's class."""
 
     @property
     def place(self) -> Place:
@@ -126,13 +127,13 @@ class Invariants:
     @property
     def step(self) -> int:
         """Newest committed step."""
-        return self.place.step
+        return self.places[self.head].step
 
     # ---- called by the world ----
 
     def command(self, node: SimNode, command: Command) -> None:
         """A node is about to carry out a command."""
-        check = self._check.get(type(command))
+        check = self.checks.get(type(command))
         if check:
             check(node, command)
 
@@ -141,6 +142,8 @@ class Invariants:
         if self._grown is None:
             return
         tag, self._grown = self._grown, None
+        if self._payloads[tag] <= min(2 * self._manifest.max_in_flight, self.most_payloads):
+            return  # whatever the bound is, it is not less
         count, stage0 = self._payloads[tag], max(1, len(self.place.active(0)))
         self.most_payloads = max(self.most_payloads, count)
         ways = 1 + self.owners.amendments[tag]  # what is led around somebody may still be on its old way, up to the next node
@@ -212,6 +215,8 @@ class Invariants:
 
     def _on_send(self, node: SimNode, command: SendMessage) -> None:
         message = command.message
+        if isinstance(message, Heartbeat):
+            return
         if isinstance(message, Held):
             self._held[message.ballot, message.record].add(node.spec.member)
         elif isinstance(message, Promise):

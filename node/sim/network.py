@@ -96,7 +96,8 @@ class Line:
 
     def take(self, begins: float, ends: float, now: float) -> None:
         """A payload has this time, which `begins` found free. What was before now is forgotten."""
-        before = [taken for taken in self._taken if min(now, begins) < taken[1] <= begins]
+        old = min(now, begins)
+        before = [taken for taken in self._taken if old < taken[1] <= begins]
         after = [taken for taken in self._taken if taken[0] >= ends]
         if before and before[-1][1] == begins:
             begins = before.pop()[0]
@@ -209,8 +210,9 @@ class Network:
             weather.num_reorders += 1
             out = [arrives + rng.random() * weather.late_s]
         else:
-            out = [max(arrives, self._last[lane] + 1e-9)]
-            self._last[lane] = out[0]
+            earliest = self._last[lane] + 1e-9
+            self._last[lane] = at = arrives if arrives >= earliest else earliest
+            out = [at]
         if rng.random() < weather.duplicate:
             weather.num_duplicates += 1
             out.append(out[0] + rng.random() * weather.late_s)

@@ -13,6 +13,7 @@ from protocol.commands import Command, Exit
 from protocol.events import Event
 from protocol.ids import Member, PeerId
 from protocol.manifest import Manifest
+from protocol.messages import Contact
 from protocol.node_state import NodeConfig, NodeState
 
 
@@ -59,6 +60,7 @@ class SimNode:
         self.peer: PeerId = spec.member.peer
         self.state = state
         self.address = address
+        self.contact = Contact(self.peer, address)
         self.pace = 1.0 + spec.drift
         """Seconds of its clock to a second of the world."""
         self._offset_s = offset_s

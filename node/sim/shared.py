@@ -6,6 +6,7 @@ a thousand times. Here the first one does it, and a node's silence is looked up 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from node.sim.nodes import SimNode
@@ -151,6 +152,10 @@ class LivesView(View):
         self.now = now
         since, heard_at = self.lives.silent.get(peer), self._heard_at.get(peer)
         return 0.0 if since is None or heard_at is None else max(0.0, now - max(since, heard_at))
+
+    def all_lapsed(self, peers: Iterable[PeerId], now: float) -> list[PeerId]:
+        """See `View`."""
+        return [peer for peer in peers if self.lapsed(peer, now)]
 
     def beats(self, member: Member, now: float) -> bool:
         """See `View`."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from protocol import records
 from protocol.ids import Ballot, Member, hash_of, merkle_root
 from protocol.messages import Decide, Held, Propose
 from protocol.records import Commit, Share, StageResult, contributors_of, record_id, short
@@ -48,6 +49,15 @@ def test_a_leaf_is_shown_with_the_hashes_beside_its_way_up() -> None:
 def test_every_part_of_a_share_counts(change: dict[str, Any]) -> None:
     shares = Share(0, Member("a", 1), "3"), Share(1, Member("b", 1), "3")
     assert contributors_of((shares[0], replace(shares[1], **change))) != contributors_of(shares)
+
+
+def test_what_is_remembered_is_right_and_bounded() -> None:
+    many = [(Share(0, Member("a", life), "3"),) for life in range(3 * records.MAX_ROOTS)]
+    roots = [contributors_of(shares) for shares in many]
+    assert len(set(roots)) == len(many)
+    assert [contributors_of((replace(shares[0]),)) for shares in many] == roots, "equal shares, other objects"
+    assert [contributors_of(shares) for shares in many] == roots
+    assert len(records._roots) <= records.MAX_ROOTS
 
 
 def test_a_record_has_the_first_digits_of_a_digest() -> None:

@@ -27,6 +27,7 @@ DEFAULT_SEED = 1
 """The same in every run, so that a run says something about the change and not about the draw; others are for exploring."""
 TEST_ID_VARIABLE = "REGROW_TEST_ID"
 ORPHAN_GRACE_S = 3.0
+MOST_SEEDS = "tests/sim/test_mixed.py::"
 STARTS_PROCESSES = ("tests/integration/", "tests/chaos/")
 SEED = pytest.StashKey[int]()
 TALLY = pytest.StashKey[Counter[str]]()
@@ -125,7 +126,8 @@ def times(request: pytest.FixtureRequest) -> int:
 
 # --- what runs where
 # Two worker processes (Makefile): swarms of processes run one after the other in one of them, all else meanwhile in the other,
-# file by file. Told by the tests' names: xdist 3.8 no longer sees its marks for groups under pytest 9.2 (pytest-xdist #1386).
+# file by file, and that with most seeds test by test: who is done first takes some of them. Told by the tests' names: xdist 3.8
+# no longer sees its marks for groups under pytest 9.2 (pytest-xdist #1386).
 
 
 def is_swarm(nodeid: str) -> bool:
@@ -136,7 +138,9 @@ class SideBySide(LoadScopeScheduling):
     """The first worker gets the swarms; `--no-loadscope-reorder` leaves them in front, where the collection has them."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "swarms" if is_swarm(nodeid) else nodeid.partition("::")[0]
+        if is_swarm(nodeid):
+            return "swarms"
+        return nodeid if nodeid.startswith(MOST_SEEDS) else nodeid.partition("::")[0]
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -12,7 +12,7 @@ from node.sim.churn import DISTURBANCES, KINDS, live_through
 from node.sim.machine import BrokenError
 
 SEEDS = range(24)
-MORE_SEEDS = range(1000, 1250)
+MORE_SEEDS = range(1000, 1080)
 MAX_TOLD = 5
 
 

@@ -17,7 +17,7 @@ from node.sim.machine import BrokenError, require
 from protocol.events import LeaveAsked
 
 SEEDS = range(15)
-MORE_SEEDS = range(1005, 1155)
+MORE_SEEDS = range(1005, 1080)
 MAX_TOLD = 5
 MOMENT_S = 0.1
 

@@ -27,9 +27,9 @@ from protocol.takeover import Takeover
 
 SEEDS = (*range(29), 98)
 """In the last one a side that lacks a stage makes it again."""
-MORE_SEEDS = range(1000, 1200)
+MORE_SEEDS = range(1000, 1080)
 FEW_SEEDS = range(5)
-SOME_SEEDS = range(1000, 1050)
+SOME_SEEDS = range(1000, 1025)
 MAX_TOLD = 5
 
 

@@ -12,7 +12,7 @@ from node.sim.machine import BrokenError
 from node.sim.regrowth import WHEN, WHICH, Regrown, Regrowth
 
 SEEDS = range(100)
-MORE_SEEDS = range(1000, 1504)
+MORE_SEEDS = range(1000, 1120)
 MAX_TOLD = 5
 
 

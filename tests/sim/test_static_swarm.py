@@ -18,7 +18,7 @@ from node.sim.trial import Trial, replay_command, run_seed
 from protocol.plain import to_plain
 
 SEEDS = range(110)
-MORE_SEEDS = range(1000, 1600)
+MORE_SEEDS = range(1000, 1100)
 MAX_TOLD = 5
 
 

@@ -18,7 +18,7 @@ from protocol.node_state import NodeState
 from protocol.takeover import ranks
 
 SEEDS = range(3)
-MORE_SEEDS = range(100, 120)
+MORE_SEEDS = range(100, 108)
 ELECTION_S = 4.5
 """After the lapse: until a quorum has noticed it too, and for the promises; seldom for a second try."""
 

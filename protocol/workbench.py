@@ -302,20 +302,21 @@ class Workbench:
         norms = {r.stage: r.squared_norm for r in commit.results}
         rate = learning_rate(self._manifest.optimizer, commit.step, self._manifest.last_step)
         for stage, seat in sorted(self.seats.items()):
-            result, decided = seat.attempt.reduced if seat.attempt else None, commit.results[stage]
+            held, decided = seat.attempt, commit.results[stage]
+            result = held.reduced if held else None
             same = result and short(result.digest) == decided.digest and norms_agree(result.squared_norm, decided.squared_norm)
             if seat.state.role == "learner":
                 continue
-            if seat.phase is not SeatPhase.REDUCED or not same:
+            if held is None or seat.phase is not SeatPhase.REDUCED or not same:
                 self._fall_behind(seat, commit)
                 continue
             self._out += seat.begin_applying()
             told = {s.member.peer: s.microbatches for s in shares if s.stage == stage}
-            mine = seat.attempt is not None and seat.attempt.open.attempt == commit.attempt
-            seat.contributors = seat.attempt.summed if seat.attempt and (mine or not told) else told
+            attempt = held.open.attempt  # an equal sum is as good, of whichever attempt
+            seat.contributors = held.summed if attempt == commit.attempt or not told else told
             scale = gradient_scale(self._manifest, commit.tokens, norms, stage)
             state_id = self._chain.state_ids[stage]
-            self._out.append(Apply(stage, commit.step, commit.attempt, scale, rate * seat.state.lr_factor, state_id))
+            self._out.append(Apply(stage, commit.step, attempt, scale, rate * seat.state.lr_factor, state_id))
         self.custody.forget_stale(self.ballot)
         self.open = None
         self.go_on(now)

@@ -104,6 +104,7 @@ def test_who_contributed_to_another_attempt_is_told_with_its_commit() -> None:
     shares = (Share(1, Member("p1.0", 1), "3"), Share(1, Member("p1.1", 1), "c"))
     commit = replace(commit_of(c), contributors=contributors_of(shares))
     (apply,) = of(c.tell(Decide(BALLOT, commit, shares)), Apply)
+    assert (commit.attempt, apply.attempt) == (1, 2), "the sum that is here"
     out = c.do(Applied(1, 1, apply.state_id, "new", 1, 0.1))
     assert [n["contributors"] for n in notes(out, "committed")] == [{"p1.0": "3", "p1.1": "c"}]
 

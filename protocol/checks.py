@@ -13,7 +13,7 @@ from protocol.assignment import stage_order
 from protocol.chain import Chain
 from protocol.ids import PeerId
 from protocol.manifest import Manifest
-from protocol.messages import OpenEvaluation, OpenStep, PipeHeader, ReduceHeader, Route, SeatWork, StartReduce
+from protocol.messages import OpenEvaluation, OpenStep, PipeHeader, ReduceHeader, Route, SeatWork
 from protocol.records import Commit, Seating, Share, contributors_of
 
 STEPS_AHEAD = 2
@@ -110,18 +110,6 @@ def evaluation_misfit(asked: OpenEvaluation, me: PeerId, manifest: Manifest, cha
     if asked.step != chain.step:
         return f"it is about step {asked.step}, here is step {chain.step}"
     return _routes_misfit(asked.routes, me, manifest, chain, evaluate=True)
-
-
-def reduce_misfit(start: StartReduce, me: PeerId, accumulated: str, chain: Chain) -> str:
-    """Are the rows replicas of the stage, this node's with what it `accumulated` (bitmap) among them?"""
-    seated = {s.member: s.role for s in chain.seated(start.stage)}
-    rows = {row.member: row.role for row in start.members}
-    if len(rows) != len(start.members) or "active" not in rows.values():
-        return f"the rows of stage {start.stage} are repeated or hold no active replica"
-    if any(seated.get(member) != role for member, role in rows.items()):
-        return f"the rows of stage {start.stage} are not on the roster"
-    mine = [row.microbatches for row in start.members if row.member.peer == me]
-    return "" if mine == [accumulated] else f"microbatches {accumulated} were accumulated here, not {''.join(mine) or 'none'}"
 
 
 def piece_misfit(peer: PeerId, header: ReduceHeader, me: PeerId, chain: Chain) -> str:

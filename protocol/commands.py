@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from protocol.ids import Ballot, PeerId, StateId
-from protocol.messages import Message, PipeHeader, ReduceMember
-from protocol.records import Source
+from protocol.ids import Ballot, Member, PeerId, StateId
+from protocol.messages import Message, PipeHeader
+from protocol.records import Role, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +151,17 @@ class DropSeat:
 
 
 @dataclass(frozen=True, slots=True)
+class ReduceMember:
+    """One row of a reduce. `microbatches` is empty ('0') for a passive replica."""
+
+    member: Member
+    role: Role
+    microbatches: str
+
+
+@dataclass(frozen=True, slots=True)
 class Reduce:
-    """Sum the gradient over `members`. Outcome: Reduced or CommandFailed. Local gradients are kept."""
+    """Sum the gradient over `members`, in roster order. Outcome: Reduced or CommandFailed. Local gradients are kept."""
 
     ballot: Ballot
     stage: int

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 from protocol.assignment import Plan
 from protocol.commands import SendMessage
-from protocol.ids import Ballot, Member, PeerId, RecordId, bitmap
-from protocol.messages import Contact, ReducedReport, ReduceMember, ReduceReady, StartReduce
+from protocol.ids import ATTEMPTS_PER_TERM, Ballot, Member, PeerId, RecordId, bitmap
+from protocol.messages import Contact, ReducedReport, ReduceReady, StartReduce
 from protocol.records import Commit, Seating, Share, StageResult, contributors_of, short
+from protocol.replica_set import owners_of
 
 NORM_TOLERANCE = 1e-6
 
@@ -102,17 +103,20 @@ class Ledger:
         """Let the replica set sum if everything is there. Told once; later only to whom `asks`."""
         if not self.covered(stage):
             return []
-        start, again = self.start_reduce(stage, addresses), stage in self.started
+        again = stage in self.started
+        is_first = (self.attempt - 1) % ATTEMPTS_PER_TERM == 0
+        start = self.start_reduce(stage, {} if is_first and not again else addresses)
         self.started.add(stage)
-        return [SendMessage(row.member.peer, start) for row in start.members if not again or row.member == asks]
+        return [SendMessage(s.member.peer, start) for s in self.seats[stage] if not again or s.member == asks]
 
     def start_reduce(self, stage: int, addresses: dict[str, str]) -> StartReduce:
         """What every member of the stage's replica set is told."""
-        rows = []
-        for s in self.seats[stage]:
-            bits = self.ready[stage, s.member].microbatches if s.role == "active" else "0"
-            rows.append(ReduceMember(s.member, s.role, bits, addresses.get(s.member.peer, "")))
-        return StartReduce(self.ballot, self.step, self.attempt, stage, tuple(rows))
+        row = self.seats[stage]
+        bitmaps = [self.ready[stage, s.member].microbatches for s in row if s.role == "active"]
+        owners = owners_of(bitmaps, len(self.plan.routes))
+        without = tuple(member.peer for member in self.excluded)
+        contacts = contacts_of([s.member.peer for s in row], addresses)
+        return StartReduce(self.ballot, self.step, self.attempt, stage, owners, without, contacts)
 
     def enter_reduced(self, member: Member, message: ReducedReport, now: float) -> str:
         """'' if the member belongs to the replica set and reports a possible norm, else what is wrong."""

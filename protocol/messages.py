@@ -329,24 +329,20 @@ class OpenStep:
 
 
 @dataclass(frozen=True, slots=True)
-class ReduceMember:
-    """One row of a reduce, in roster order. `microbatches` is empty ('0') for a passive replica."""
-
-    member: Member
-    role: Role
-    microbatches: str
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
 class StartReduce:
-    """Every microbatch is accounted for exactly once: sum the gradients of the stage over these members."""
+    """Every microbatch is accounted for exactly once: sum the gradients of the stage over its replicas, those that have its
+    state, as the roster names them at the attempt's parent."""
 
     ballot: Ballot
     step: int
     attempt: int
     stage: int
-    members: tuple[ReduceMember, ...]
+    owners: tuple[int, ...]
+    """For each microbatch the place, from 0, of the replica that accumulated it among the active ones that take part."""
+    without: tuple[PeerId, ...] = ()
+    """Replicas that take no part in this attempt."""
+    contacts: tuple[Contact, ...] = ()
+    """Of those that take part, where it is told again or the step's first attempt was voided: the roster came with them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from protocol.attempt import Attempt, Incoming
-from protocol.commands import Command, Compute, Discard, Note, Reduce, Release, SendPayload, Work
+from protocol.commands import Command, Compute, Discard, Note, Reduce, ReduceMember, Release, SendPayload, Work
 from protocol.events import ComputeDone, Reduced
 from protocol.ids import PeerId, StateId, bitmap
 from protocol.messages import OpenStep, PipeHeader, PipeKind, ReducedReport, ReduceReady, SeatWork, StartReduce
@@ -279,13 +279,13 @@ class Seat:
         if self.phase is SeatPhase.WORKING and len(attempt.accumulated) == attempt.num_owned:
             self.phase = SeatPhase.READY
 
-    def reduce(self, start: StartReduce) -> list[Command]:
-        """Everybody is ready: sum. A repeated start is ignored."""
+    def reduce(self, start: StartReduce, members: tuple[ReduceMember, ...]) -> list[Command]:
+        """Everybody is ready: sum over these. A repeated start is ignored."""
         if self.phase is not SeatPhase.READY:
             return []
         self.phase = SeatPhase.REDUCING
-        self._open().summed = {row.member.peer: row.microbatches for row in start.members if row.role == "active"}
-        return [Reduce(start.ballot, start.stage, start.step, start.attempt, start.members)]
+        self._open().summed = {row.member.peer: row.microbatches for row in members if row.role == "active"}
+        return [Reduce(start.ballot, start.stage, start.step, start.attempt, members)]
 
     def reduced(self, done: Reduced) -> list[Command]:
         """The sum is here."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from protocol.averaging import Averaging
 from protocol.chain import Chain
-from protocol.checks import STEPS_AHEAD, evaluation_misfit, open_misfit, payload_misfit, reduce_misfit
+from protocol.checks import STEPS_AHEAD, evaluation_misfit, open_misfit, payload_misfit
 from protocol.commands import (
     Apply,
     Command,
@@ -52,6 +52,7 @@ from protocol.pace import Pace
 from protocol.pulse import Pulse
 from protocol.records import Commit, Share, short
 from protocol.repeats import Repeats
+from protocol.replica_set import reduce_misfit, summands
 from protocol.revoking import Revoke, Revoked
 from protocol.schedule import gradient_scale, later_lr_factor, learning_rate
 from protocol.seat import Incoming, Seat, SeatPhase
@@ -247,14 +248,23 @@ class Workbench:
     def _is_open(self, step: int, attempt: int) -> bool:
         return self.open is not None and (self.open.step, self.open.attempt) == (step, attempt)
 
-    def start_reduce(self, message: StartReduce, _now: float = 0.0) -> None:
-        """Sum the gradient of one stage."""
+    def start_reduce(self, message: StartReduce, now: float) -> None:
+        """Sum the gradient of one stage. Whoever does not know where all others are says once more that it is ready, and is
+        told; a passive replica is told again anyway."""
         seat = self.seats.get(message.stage)
         if not (seat and seat.phase is SeatPhase.READY and seat.attempt and self._is_open(message.step, message.attempt)):
             return
-        if not self._refuse(reduce_misfit(message, self._me, bitmap(seat.attempt.accumulated), self._chain)):
-            self.introduce(Contact(row.member.peer, row.address) for row in message.members)
-            self._out += seat.reduce(message)
+        accumulated, every = bitmap(seat.attempt.accumulated), self._manifest.batch.num_microbatches
+        if self._refuse(reduce_misfit(message, self._me, accumulated, every, self._chain)):
+            return
+        self.introduce(message.contacts)
+        members = summands(message, self._chain)
+        others = [row.member.peer for row in members if row.member.peer != self._me]
+        if message.contacts or all(peer in self.addresses for peer in others):
+            self.introduce(Contact(peer, self.addresses.get(peer, "")) for peer in others)
+            self._out += seat.reduce(message, members)
+        else:
+            self.report(now)
 
     def void(self, message: VoidStep, _now: float = 0.0) -> None:
         """Forget the attempt, whether it is open, pending or still to come: its OpenStep may arrive late or twice."""

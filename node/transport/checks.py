@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 MAX_STRING_CHARS = 4096
 MAX_TUPLE_ITEMS = 8192
+MAX_MICROBATCHES = 4096
 MAX_INT = (1 << 63) - 1
 MIN_INT = -1
 """-1 says 'none yet' or 'any'; nothing on the wire is below it."""
@@ -31,6 +32,7 @@ MAY_BE_INFINITE = frozenset(
     }
 )
 _BITMAP = re.compile(r"0|[1-9a-f][0-9a-f]{0,1023}")
+"""Of at most `MAX_MICROBATCHES`."""
 
 FaultCode = Literal["frame", "size", "value", "order", "memory", "version", "run", "peer", "ticket", "stale", "stalled"]
 """Why a stream was refused or closed; a metric label."""
@@ -81,7 +83,8 @@ def field_types(cls: type) -> dict[str, Any]:
 @cache
 def _fields(cls: type) -> tuple[tuple[str, Checker], ...]:
     return tuple(
-        (name, _bitmap if name == "microbatches" and hint is str else _checker(hint)) for name, hint in field_types(cls).items()
+        (name, _bitmap if name == "microbatches" and hint is str else _places if name == "owners" else _checker(hint))
+        for name, hint in field_types(cls).items()
     )
 
 
@@ -108,6 +111,13 @@ def _string(value: Any, place: str) -> None:
 def _bitmap(value: Any, place: str) -> None:
     if type(value) is not str or not _BITMAP.fullmatch(value):
         raise WireError("value", f"{place} is not a bitmap of microbatches in hexadecimal")
+
+
+def _places(value: Any, place: str) -> None:
+    if type(value) is not tuple or len(value) > MAX_MICROBATCHES:
+        raise WireError("value", f"{place} is not a list of at most {MAX_MICROBATCHES} items")
+    if any(type(item) is not int or not 0 <= item < MAX_TUPLE_ITEMS for item in value):
+        raise WireError("value", f"{place} has an item that is none of 0..{MAX_TUPLE_ITEMS - 1}")
 
 
 def _integer(value: Any, place: str) -> None:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from node.transport import swarm_pb2
+from node.transport.bits import size_bytes
 from node.transport.checks import WireError
 from node.transport.config import Answer, Closing, Hello, PayloadHead, Receipt, Welcome
-from node.transport.names import Names, size_bytes
+from node.transport.names import Names
 from node.transport.wire import fill, fill_union, from_pb, from_union, parse
 from protocol.messages import Message
 

@@ -1,4 +1,4 @@
-"""Ids and sets of microbatches as bytes. Peers, addresses and record ids are told in full once per stream, and then by number.
+"""Ids as bytes. Peers, addresses and record ids are told in full once per stream, and then by number.
 
 An id is one of these, and each text has only one form that is accepted:
 
@@ -8,12 +8,18 @@ An id is one of these, and each text has only one form that is accepted:
     0x03, 32 bytes                          a peer id: base58 of 0x12, 0x20 and the 32 bytes
     0x04, 4 bytes, 2 bytes (big-endian)     IPV4:PORT
     0x05, 8 bytes                           16 lower-case hexadecimal digits: short digest
-    0x10..0xef                              the name at slot 0..223 of the stream
-    0xf0..0xff, 1 byte                      the name at slot 224..511
+    0x10..0x2f                              the hash at slot 0..31 of the stream
+    0x30..0xef                              the name at slot 0..191 of the stream
+    0xf0..0xf7, 1 byte                      the name at slot 192..2047
 
-A *name* is an id that comes again and again. Both ends of a stream keep the newest 512 names that were told in full on it: the
-n-th of them is at slot n modulo 512. A reference to an empty slot, or a name told in full that has a slot, is refused; a new
-stream begins with empty slots, so what was lost with a connection is missed by nobody.
+A *name* is an id that comes again and again: peers and addresses do for as long as the run has them, records (hashes) for a
+while. Both ends of a stream keep the newest 32 hashes and the newest 2048 other names that were told in full on it: the n-th is
+at slot n modulo 32 or 2048, so that step after step drives no peer from its slot. A reference to an empty slot, or a name told
+in full that has a slot, is refused; a new stream begins with empty slots, so nobody misses what was lost with a connection.
+
+Memory: a name has at most 64 bytes and costs some 250 with its slot, so one direction of a stream never takes more than 0.5 MB,
+whatever a stranger tells. What a swarm's coordinator tells each member are the peers and addresses of the swarm: of a thousand
+nodes some 0.2 MB per stream, for the texts are shared.
 """
 
 from __future__ import annotations
@@ -21,16 +27,17 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from node.transport.bits import size_bytes, take_size
 from node.transport.checks import MAX_STRING_CHARS, MAX_TUPLE_ITEMS, WireError
 
-SLOTS = 512
-MAX_NAME_CHARS = 128
-"""What is longer is told in full each time."""
+SLOTS, HASH_SLOTS = 2048, 32
+MAX_NAME_CHARS = 64
+"""What is longer, or not ASCII, is told in full each time."""
 
 _TEXT, _HASH, _DIGEST, _PEER, _ADDRESS, _SHORT = range(6)
 _SIZES = {_HASH: 16, _DIGEST: 32, _PEER: 32, _ADDRESS: 6, _SHORT: 8}
 _OF_DIGITS = {16: _SHORT, 32: _HASH, 64: _DIGEST}
-_FIRST_SLOT, _FIRST_LONG_SLOT = 0x10, 0xF0
+_FIRST_HASH_SLOT, _FIRST_SLOT, _FIRST_LONG_SLOT = 0x10, 0x30, 0xF0
 _NUM_SHORT = _FIRST_LONG_SLOT - _FIRST_SLOT
 _HEX = re.compile("[0-9a-f]+")
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
@@ -40,17 +47,14 @@ _DIGIT_OF = {digit: value for value, digit in enumerate(_BASE58)}
 _PEER_CHARS = 46
 
 
-class Names:
-    """The names of one direction of one stream, as one of its ends knows them."""
+class Ring:
+    """The newest names of one kind, at so many slots."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
+        self.slot_of: dict[str, int] = {}
+        self._size = size
         self._slots: list[str] = []
-        self._slot_of: dict[str, int] = {}
         self._oldest = 0
-
-    def slot_of(self, name: str) -> int | None:
-        """Where it is; None if it has to be told in full."""
-        return self._slot_of.get(name)
 
     def at(self, slot: int) -> str:
         """Raises `WireError` for a slot in which nothing is."""
@@ -60,17 +64,29 @@ class Names:
 
     def told(self, name: str) -> None:
         """It was told in full and takes the next slot. Raises `WireError` if it has one."""
-        if len(name) > MAX_NAME_CHARS:
-            return
-        if name in self._slot_of:
+        if name in self.slot_of:
             raise WireError("value", f"it tells the name {name[:40]!r} again")
-        if len(self._slots) < SLOTS:
+        if len(self._slots) < self._size:
             self._slots.append(name)
-            self._slot_of[name] = len(self._slots) - 1
+            self.slot_of[name] = len(self._slots) - 1
             return
-        slot, self._oldest = self._oldest, (self._oldest + 1) % SLOTS
-        del self._slot_of[self._slots[slot]]
-        self._slots[slot], self._slot_of[name] = name, slot
+        slot, self._oldest = self._oldest, (self._oldest + 1) % self._size
+        del self.slot_of[self._slots[slot]]
+        self._slots[slot], self.slot_of[name] = name, slot
+
+
+class Names:
+    """The names of one direction of one stream, as one of its ends knows them."""
+
+    def __init__(self) -> None:
+        self.hashes, self.others = Ring(HASH_SLOTS), Ring(SLOTS)
+
+    def told(self, name: str, kind: int) -> None:
+        """It was told in full, as an id of this kind. Raises `WireError` if that was not needed."""
+        if kind == _HASH:
+            self.hashes.told(name)
+        elif len(name) <= MAX_NAME_CHARS and name.isascii():
+            self.others.told(name)
 
 
 # ---- ids
@@ -78,11 +94,14 @@ class Names:
 
 def put_id(text: str, names: Names | None) -> bytes:
     """An id as bytes; with `names` as a name of that stream."""
-    slot = names.slot_of(text) if names else None
+    if names is None:
+        return _literal(text)
+    if (slot := names.hashes.slot_of.get(text)) is not None:
+        return bytes([_FIRST_HASH_SLOT + slot])
+    slot = names.others.slot_of.get(text)
     if slot is None:
         literal = _literal(text)
-        if names is not None:
-            names.told(text)
+        names.told(text, literal[0])
         return literal
     if slot < _NUM_SHORT:
         return bytes([_FIRST_SLOT + slot])
@@ -95,7 +114,7 @@ def take_id(data: bytes, at: int, names: Names | None) -> tuple[str, int]:
     if at >= len(data):
         raise WireError("value", "an id is missing")
     kind = data[at]
-    if kind >= _FIRST_SLOT:
+    if kind >= _FIRST_HASH_SLOT:
         return _referred(data, at, names)
     if kind == _TEXT:
         text, after = _take_text(data, at + 1)
@@ -105,18 +124,20 @@ def take_id(data: bytes, at: int, names: Names | None) -> tuple[str, int]:
             raise WireError("value", f"an id of kind {kind} in {len(data) - at} bytes")
         text = _text_of(kind, data[at + 1 : after])
     if names is not None:
-        names.told(text)
+        names.told(text, kind)
     return text, after
 
 
 def _referred(data: bytes, at: int, names: Names | None) -> tuple[str, int]:
     if names is None:
         raise WireError("value", "it refers to a name where none are told")
+    if data[at] < _FIRST_SLOT:
+        return names.hashes.at(data[at] - _FIRST_HASH_SLOT), at + 1
     if data[at] < _FIRST_LONG_SLOT:
-        return names.at(data[at] - _FIRST_SLOT), at + 1
+        return names.others.at(data[at] - _FIRST_SLOT), at + 1
     if at + 1 >= len(data):
         raise WireError("value", "a name's number is cut off")
-    return names.at(_NUM_SHORT + ((data[at] - _FIRST_LONG_SLOT) << 8) + data[at + 1]), at + 2
+    return names.others.at(_NUM_SHORT + ((data[at] - _FIRST_LONG_SLOT) << 8) + data[at + 1]), at + 2
 
 
 def _take_text(data: bytes, at: int) -> tuple[str, int]:
@@ -200,97 +221,3 @@ def take_ids(data: bytes, names: Names | None) -> tuple[str, ...]:
         if len(ids) > MAX_TUPLE_ITEMS:
             raise WireError("value", f"more than {MAX_TUPLE_ITEMS} ids")
     return tuple(ids)
-
-
-# ---- sets of microbatches
-
-
-def put_bits(bitmap: str) -> bytes:
-    """A bitmap in hexadecimal as bytes: 0x00 and the integer, big-endian, or 0x01 and for each member its distance from the one
-    before as a varint, whichever is shorter. Nothing for the empty set."""
-    value = int(bitmap, 16)
-    if not value:
-        return b""
-    raw = b"\x00" + value.to_bytes((value.bit_length() + 7) // 8, "big")
-    if value.bit_count() >= len(raw) - 1:
-        return raw
-    sparse, last = bytearray(b"\x01"), 0
-    while value:
-        low = value & -value
-        sparse += size_bytes(low.bit_length() - last)
-        last, value = low.bit_length(), value ^ low
-    return bytes(sparse) if len(sparse) < len(raw) else raw
-
-
-def take_bits(data: bytes) -> str:
-    """The bitmap in these bytes. Raises `WireError` for a set that is too large, and for one in another form than `put_bits`
-    gives it."""
-    bitmap, value = "0", 0
-    if len(data) > 1 + MAX_BITS // 8:
-        raise WireError("value", f"a set of microbatches in {len(data)} bytes")
-    if data[:1] == b"\x00":
-        value = int.from_bytes(data[1:], "big")
-    elif data[:1] == b"\x01":
-        at, last = 1, 0
-        while at < len(data):
-            step, at = take_size(data, at)
-            last += step
-            if not step or last > MAX_BITS:
-                raise WireError("value", f"a set of microbatches with number {last - 1}")
-            value |= 1 << (last - 1)
-    bitmap = f"{value:x}"
-    if put_bits(bitmap) != data:
-        raise WireError("value", "a set of microbatches in another form than it has")
-    return bitmap
-
-
-MAX_BITS = 4096
-"""Of a bitmap: 1024 hexadecimal digits."""
-
-
-def put_rows(bitmaps: tuple[str, ...]) -> bytes:
-    """Bitmaps behind one another, each after its size."""
-    rows = [put_bits(bitmap) for bitmap in bitmaps]
-    return b"".join(size_bytes(len(row)) + row for row in rows)
-
-
-def take_rows(data: bytes) -> tuple[str, ...]:
-    """All bitmaps in the bytes. Raises `WireError`."""
-    rows: list[str] = []
-    at = 0
-    while at < len(data):
-        size, at = take_size(data, at)
-        if size > len(data) - at or len(rows) >= MAX_TUPLE_ITEMS:
-            raise WireError("value", f"bitmap {len(rows)} is cut off, or there are too many")
-        rows.append(take_bits(data[at : at + size]))
-        at += size
-    return tuple(rows)
-
-
-# ---- sizes
-
-
-def size_bytes(value: int) -> bytes:
-    """A varint."""
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def take_size(data: bytes, at: int) -> tuple[int, int]:
-    """(a varint of at most 3 bytes in its shortest form, index behind it). Raises `WireError`."""
-    value = 0
-    for shift in (0, 7, 14):
-        if at >= len(data):
-            break
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            if shift and not byte:
-                break
-            return value, at
-    raise WireError("value", "a size that is cut off, too large or longer than it needs to be")

@@ -13,8 +13,9 @@ from typing import Any, ParamSpec, TypeVar
 
 from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 
+from node.transport.bits import put_rows, take_rows
 from node.transport.checks import MAX_TUPLE_ITEMS, WireError, field_types
-from node.transport.names import Names, put_ids, put_rows, take_ids, take_rows
+from node.transport.names import Names, put_ids, take_ids
 
 BITMAPS = frozenset({"microbatches"})
 """Texts that are bitmaps."""

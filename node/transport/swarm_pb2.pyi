@@ -883,43 +883,23 @@ class Revoked(_message.Message):
     seats: _containers.RepeatedCompositeFieldContainer[Counted]
     def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., amendment: _Optional[int] = ..., seats: _Optional[_Iterable[_Union[Counted, _Mapping]]] = ...) -> None: ...
 
-class ReduceMember(_message.Message):
-    __slots__ = ("member", "role", "microbatches", "address")
-    MEMBER_FIELD_NUMBER: _ClassVar[int]
-    ROLE_FIELD_NUMBER: _ClassVar[int]
-    MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
-    ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    member: Member
-    role: Role
-    microbatches: bytes
-    address: bytes
-    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., role: _Optional[_Union[Role, str]] = ..., microbatches: _Optional[bytes] = ..., address: _Optional[bytes] = ...) -> None: ...
-
-class ReduceMemberRows(_message.Message):
-    __slots__ = ("member", "role", "microbatches", "address")
-    MEMBER_FIELD_NUMBER: _ClassVar[int]
-    ROLE_FIELD_NUMBER: _ClassVar[int]
-    MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
-    ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    member: MemberRows
-    role: _containers.RepeatedScalarFieldContainer[Role]
-    microbatches: bytes
-    address: bytes
-    def __init__(self, member: _Optional[_Union[MemberRows, _Mapping]] = ..., role: _Optional[_Iterable[_Union[Role, str]]] = ..., microbatches: _Optional[bytes] = ..., address: _Optional[bytes] = ...) -> None: ...
-
 class StartReduce(_message.Message):
-    __slots__ = ("ballot", "step", "attempt", "stage", "members")
+    __slots__ = ("ballot", "step", "attempt", "stage", "owners", "without", "contacts")
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
-    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    OWNERS_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_FIELD_NUMBER: _ClassVar[int]
+    CONTACTS_FIELD_NUMBER: _ClassVar[int]
     ballot: Ballot
     step: int
     attempt: int
     stage: int
-    members: ReduceMemberRows
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., stage: _Optional[int] = ..., members: _Optional[_Union[ReduceMemberRows, _Mapping]] = ...) -> None: ...
+    owners: bytes
+    without: bytes
+    contacts: ContactRows
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., stage: _Optional[int] = ..., owners: _Optional[bytes] = ..., without: _Optional[bytes] = ..., contacts: _Optional[_Union[ContactRows, _Mapping]] = ...) -> None: ...
 
 class VoidStep(_message.Message):
     __slots__ = ("ballot", "step", "attempt", "reason")

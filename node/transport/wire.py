@@ -19,8 +19,9 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Pb
 
 from node.transport import rows, swarm_pb2
+from node.transport.bits import put_bits, put_places, take_bits, take_places
 from node.transport.checks import WireError, check, field_types, optional_of, union_classes
-from node.transport.names import Names, put_bits, put_id, put_ids, take_bits, take_id, take_ids
+from node.transport.names import Names, put_id, put_ids, take_id, take_ids
 from protocol.messages import Message, PayloadHeader
 from protocol.records import Record
 
@@ -149,6 +150,8 @@ def _tuple_writer(field: FieldDescriptor, item: Any) -> Write:
     if not dataclasses.is_dataclass(item):
         if field.is_repeated:
             return lambda pb, value, _: getattr(pb, name).extend(value)
+        if item is int:
+            return lambda pb, value, _: setattr(pb, name, put_places(value))
         again = name not in rows.NEVER_AGAIN
         return lambda pb, value, names: setattr(pb, name, put_ids(value, names if again else None))
     if not field.is_repeated:
@@ -248,6 +251,8 @@ def _tuple_reader(field: FieldDescriptor, item: Any, place: str) -> Read:
     if not dataclasses.is_dataclass(item):
         if field.is_repeated:
             return lambda pb, _: tuple(getattr(pb, name))
+        if item is int:
+            return lambda pb, _: rows.at(place, take_places, getattr(pb, name))
         again = name not in rows.NEVER_AGAIN
         return lambda pb, names: rows.at(place, take_ids, getattr(pb, name), names if again else None)
     if not field.is_repeated:

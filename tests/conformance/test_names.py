@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tracemalloc
 from random import Random
 
 import pytest
@@ -10,22 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.identity import load_or_create
+from node.transport.bits import put_bits, put_places, put_rows, take_bits, take_places, take_rows
 from node.transport.checks import WireError
 from node.transport.frames import decode_message, encode_message
 from node.transport.names import (
+    HASH_SLOTS,
     MAX_NAME_CHARS,
     SLOTS,
     Names,
     _short_literal,
     peer_id,
-    put_bits,
     put_id,
     put_ids,
-    put_rows,
-    take_bits,
     take_id,
     take_ids,
-    take_rows,
 )
 from protocol.ids import Ballot, bitmap
 from protocol.messages import Contact, Heartbeat, Hop, Message, OpenStep, RecordsWanted, Route, SeatWork
@@ -74,7 +73,8 @@ def test_both_ends_keep_the_same_names() -> None:
     rng, mine, theirs = Random(1), Names(), Names()
     known = [f"peer {n}" for n in range(2 * SLOTS)]
     short = 0
-    for _ in range(8000):
+    known[::9] = [hashlib.sha256(b"%d" % n).hexdigest()[:32] for n in range(len(known[::9]))]
+    for _ in range(12000):
         ids = tuple(rng.choices(known[: rng.choice((8, 600, 2 * SLOTS))], k=rng.randrange(4)))
         data = put_ids(ids, mine)
         assert take_ids(data, theirs) == ids
@@ -82,8 +82,9 @@ def test_both_ends_keep_the_same_names() -> None:
     assert short > 4000
 
 
-def test_a_long_name_is_told_in_full_each_time() -> None:
-    mine, theirs, text = Names(), Names(), "x" * (MAX_NAME_CHARS + 1)
+@pytest.mark.parametrize("text", ["x" * (MAX_NAME_CHARS + 1), "\U0001f600"])
+def test_a_name_that_would_take_much_room_is_told_in_full_each_time(text: str) -> None:
+    mine, theirs = Names(), Names()
     for _ in range(2):
         data = put_ids((text, "x"), mine)
         assert len(data) > len(text) and take_ids(data, theirs) == (text, "x")
@@ -100,14 +101,39 @@ def test_the_slot_after_the_last_is_the_first() -> None:
     mine, theirs = Names(), Names()
     for n in range(SLOTS + 1):
         take_ids(put_ids((f"{n}",), mine), theirs)
-    assert mine.slot_of("0") is None and mine.slot_of(f"{SLOTS}") == 0
-    assert mine.slot_of("1") == 1 and theirs.at(0) == f"{SLOTS}"
+    slot_of = mine.others.slot_of
+    assert "0" not in slot_of and slot_of[f"{SLOTS}"] == 0
+    assert slot_of["1"] == 1 and theirs.others.at(0) == f"{SLOTS}"
 
 
-@pytest.mark.parametrize("data", [b"\x11", b"\xf0\x00", b"\xf0", b"\xff\xff"])
+def test_however_many_records_come_a_peer_keeps_its_slot() -> None:
+    mine, theirs = Names(), Names()
+    take_ids(put_ids((PEER,), mine), theirs)
+    for n in range(HASH_SLOTS + SLOTS):
+        take_ids(put_ids((hashlib.sha256(b"%d" % n).hexdigest()[:32],), mine), theirs)
+    assert len(mine.hashes.slot_of) == len(theirs.hashes.slot_of) == HASH_SLOTS
+    data = put_ids((PEER,), mine)
+    assert len(data) == 1 and take_ids(data, theirs) == (PEER,)
+
+
+def test_a_stream_takes_no_more_memory_than_the_docs_say() -> None:
+    """All slots full of names as long as may be, each told in full."""
+    names = Names()
+    tracemalloc.start()
+    try:
+        for n in range(2 * SLOTS):
+            names.told(f"{n}".zfill(MAX_NAME_CHARS), 0)
+            names.told(f"{n:032x}", 1)
+        assert tracemalloc.get_traced_memory()[0] < 500_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("data", [b"\x10", b"\x2f", b"\x31", b"\xf0\x00", b"\xf0", b"\xff\xff"])
 def test_a_number_without_a_name_is_refused(data: bytes) -> None:
     names = Names()
-    names.told("only one")
+    take_id(put_id("only one", None), 0, names)
+    assert take_id(b"\x30", 0, names) == ("only one", 1)
     with pytest.raises(WireError):
         take_id(data, 0, names)
 
@@ -117,6 +143,46 @@ def test_a_bitmap_is_the_same_again(members: set[int]) -> None:
     bits = bitmap(members)
     assert take_bits(put_bits(bits)) == bits
     assert take_rows(put_rows((bits, "0", bits))) == (bits, "0", bits)
+
+
+@given(st.lists(st.integers(0, 8191), max_size=300), st.integers(0, 13))
+def test_places_are_the_same_again(places: list[int], bits: int) -> None:
+    few = tuple(place & ((1 << bits) - 1) for place in places)
+    assert take_places(put_places(few)) == few
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=12))
+def test_any_bytes_are_the_one_form_of_places_or_refused(data: bytes) -> None:
+    try:
+        places = take_places(data)
+    except WireError:
+        return
+    assert put_places(places) == data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x00",
+        b"\x00\x00",
+        b"\x01",
+        b"\x01\x01",
+        b"\x01\x02\x01",
+        b"\x01\x01\x03",
+        b"\x01\x00\x00",
+        b"\x81\x20\x00",
+        b"\x01\x0e\x00\x20",
+    ],
+)
+def test_places_in_another_form_are_refused(data: bytes) -> None:
+    with pytest.raises(WireError):
+        take_places(data)
+
+
+def test_the_owners_of_64_microbatches_take_as_many_bytes_as_they_need() -> None:
+    assert len(put_places(tuple(m % 2 for m in range(64)))) == 2 + 8
+    assert len(put_places(tuple(m % 30 for m in range(64)))) == 2 + 40
 
 
 def test_a_bitmap_is_short() -> None:

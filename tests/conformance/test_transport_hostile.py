@@ -176,13 +176,13 @@ ATTACKS: dict[str, tuple[str, str, str, tuple[bytes, ...]]] = {
         "light",
         "value",
         "more than 8192 ids",
-        (HI, frame(open_step=pb.OpenStep(ballot=BALLOT, watch=b"\x10" * 8193))),
+        (HI, frame(open_step=pb.OpenStep(ballot=BALLOT, watch=b"\x30" * 8193))),
     ),
     "columns of two lengths": (
         "light",
         "value",
-        "StartReduce.members is not a list",
-        (HI, frame(start_reduce=pb.StartReduce(ballot=BALLOT, members=pb.ReduceMemberRows(role=[1], address=b"\x00\x00")))),
+        "StartReduce.contacts is not a list",
+        (HI, frame(start_reduce=pb.StartReduce(ballot=BALLOT, contacts=pb.ContactRows(peer=b"\x30" * 2, address=b"\x00\x00")))),
     ),
     "a role that is none": (
         "light",

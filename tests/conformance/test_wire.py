@@ -54,6 +54,8 @@ def values(hint: Any, place: str) -> st.SearchStrategy[Any]:
         return st.booleans()
     if typing.get_origin(hint) is Literal:
         return st.sampled_from(typing.get_args(hint))
+    if place.endswith(".owners"):
+        return st.lists(st.integers(0, checks.MAX_TUPLE_ITEMS - 1), max_size=3).map(tuple)
     if typing.get_origin(hint) is tuple:
         return st.lists(values(typing.get_args(hint)[0], place), max_size=3).map(tuple)
     if isinstance(hint, types.UnionType):
@@ -179,6 +181,9 @@ BAD: list[tuple[Any, str]] = [
     (messages.Order("explode", 1, ""), "Order.action"),  # type: ignore[arg-type]
     (messages.ReduceReady(BALLOT, 1, 1, 0, "01", 0.0, 0, 0.0), "ReduceReady.microbatches"),
     (messages.ReduceReady(BALLOT, 1, 1, 0, "", 0.0, 0, 0.0), "ReduceReady.microbatches"),
+    (messages.StartReduce(BALLOT, 1, 1, 0, (0, -1)), "StartReduce.owners"),
+    (messages.StartReduce(BALLOT, 1, 1, 0, (8192,)), "StartReduce.owners"),
+    (messages.StartReduce(BALLOT, 1, 1, 0, (0,) * 4097), "StartReduce.owners"),
     (messages.ReduceReady(BALLOT, 1, 1, 0, "f" * 1025, 0.0, 0, 0.0), "ReduceReady.microbatches"),
     (PipeHeader(BALLOT, 1, 1, "", "forward", 0, Route(1, ()), (1, "x")), "PipeHeader.accumulate_at"),  # type: ignore[arg-type]
 ]

@@ -16,6 +16,7 @@ from protocol.commands import (
     Command,
     Exit,
     PublishLease,
+    ReduceMember,
     Work,
 )
 from protocol.events import (
@@ -31,7 +32,6 @@ from protocol.messages import (
     Hop,
     PipeHeader,
     ReduceHeader,
-    ReduceMember,
     Route,
 )
 from protocol.node_state import NodeConfig, NodeState
@@ -40,7 +40,7 @@ from tests.tools.core import a_manifest
 BALLOT = Ballot(1, "lead")
 ROUTE = Route(0, (Hop(0, "me"), Hop(1, "you"), Hop(2, "you"), Hop(0, "me")))
 HEADER = PipeHeader(BALLOT, 1, 1, "parent", "forward", 1, ROUTE)
-ROWS = (ReduceMember(Member("me", 1), "active", "f", "x:1"), ReduceMember(Member("you", 1), "active", "0", "x:1"))
+ROWS = (ReduceMember(Member("me", 1), "active", "f"), ReduceMember(Member("you", 1), "active", "0"))
 
 
 class Defect(Exception):

@@ -20,6 +20,7 @@ from protocol.messages import (
     VoidStep,
 )
 from protocol.records import Commit, Roster, record_id
+from protocol.replica_set import summands
 from protocol.revoking import Counted, Revoke, Revoked
 from tests.tools.core import BALLOT, LEAD, notes, of, sent
 from tests.tools.lead import Lead, votes
@@ -59,7 +60,7 @@ def finish_step(c: Lead, *replicas: tuple[str, int]) -> list[Command]:
     for peer, stage in replicas:
         out += c.ready(peer, stage, microbatches=bitmap(ledger.owned(stage, peer)))
     for stage in (1, 2):
-        rows = [row.member.peer for s in sent(out, StartReduce) if s.stage == stage for row in s.members]
+        rows = [row.member.peer for s in sent(out, StartReduce) if s.stage == stage for row in summands(s, c.state.chain)]
         assert set(rows) == {peer for peer, at in replicas if at == stage}, "the sum is over those that are left"
     for peer, stage in replicas:
         out += c.reduced(peer, stage)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from protocol.commands import Compute
 from protocol.events import ComputeDone, Reduced, Tick
-from protocol.ids import bitmap
-from protocol.messages import ReducedReport, ReduceMember, ReduceReady, StartReduce
+from protocol.messages import ReducedReport, ReduceReady, StartReduce
 from protocol.repeats import Repeats
 from tests.tools.core import BALLOT, Core, a_manifest, holders, of, sent
 from tests.tools.lead import embed_all, lead
@@ -53,8 +52,7 @@ def test_a_seat_reports_ever_more_seldom() -> None:
         said += [c.now - begun for _ in sent(c.do(Tick(), 0.25), ReduceReady)]
     assert [round(at) for at in said[:2]] == [2, 6]
     assert 4 <= len(said) <= 6
-    every = bitmap(range(manifest.batch.num_microbatches))
-    c.tell(StartReduce(BALLOT, 1, 1, 1, (ReduceMember(c.state.config.member, "active", every, ""),)))
+    c.tell(StartReduce(BALLOT, 1, 1, 1, (0,) * manifest.batch.num_microbatches))
     assert len(sent(c.do(Reduced(1, 1, 1, "sum1", 1.0, 0.1)), ReducedReport)) == 1
 
 

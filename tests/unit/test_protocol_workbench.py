@@ -10,7 +10,7 @@ import pytest
 
 from protocol.commands import Apply, Compute, Reduce, Release, SendPayload
 from protocol.events import Applied, CommandFailed, ComputeDone, Reduced
-from protocol.ids import Ballot, Member, bitmap
+from protocol.ids import Ballot, Member
 from protocol.messages import (
     Decide,
     Evaluated,
@@ -19,7 +19,6 @@ from protocol.messages import (
     OpenStep,
     PipeHeader,
     ReducedReport,
-    ReduceMember,
     ReduceReady,
     Route,
     SeatWork,
@@ -62,9 +61,9 @@ def work_through(c: Core, attempt: int = 1) -> list[Any]:
 
 
 def start_reduce(c: Core, stage: int = 1, **changes: Any) -> StartReduce:
-    whole = bitmap(range(c.manifest.batch.num_microbatches))
-    rows = tuple(ReduceMember(s.member, s.role, whole, "x:1") for s in c.state.chain.seated(stage))
-    return StartReduce(**({"ballot": BALLOT, "step": 1, "attempt": 1, "stage": stage, "members": rows} | changes))
+    """All of it is the first active replica's."""
+    owners = (0,) * c.manifest.batch.num_microbatches
+    return StartReduce(**({"ballot": BALLOT, "step": 1, "attempt": 1, "stage": stage, "owners": owners} | changes))
 
 
 def commit_of(c: Core, digest: str = "sum", squared_norm: float = 4.0) -> Commit:
@@ -276,16 +275,14 @@ def test_an_order_that_does_not_fit_the_roster_is_refused(name: str) -> None:
 
 
 def reduces(c: Core) -> dict[str, StartReduce]:
-    me = ReduceMember(c.state.config.member, "active", "f", "x:1")
-    other = ReduceMember(Member("p2.0", 1), "active", "0", "x:1")
     return {
-        "nobody": start_reduce(c, members=()),
-        "not me": start_reduce(c, members=(other,)),
-        "a stranger too": start_reduce(c, members=(me, ReduceMember(Member("x", 1), "active", "0", "x:1"))),
-        "me twice": start_reduce(c, members=(me, me)),
-        "me in another life": start_reduce(c, members=(replace(me, member=Member("p1.0", 2)),)),
-        "other microbatches": start_reduce(c, members=(replace(me, microbatches="7"),)),
-        "as a passive": start_reduce(c, members=(replace(me, role="passive"),)),
+        "nobody's": start_reduce(c, owners=()),
+        "a microbatch too few": start_reduce(c, owners=(0, 0, 0)),
+        "a microbatch too many": start_reduce(c, owners=(0, 0, 0, 0, 0)),
+        "without me": start_reduce(c, without=("p1.0",)),
+        "a stranger's": start_reduce(c, owners=(0, 0, 0, 1)),
+        "far from anybody's": start_reduce(c, owners=(0, 0, 0, 1 << 62)),
+        "below the first": start_reduce(c, owners=(0, 0, 0, -1)),
         "another stage": start_reduce(c, stage=9),
         "another attempt": start_reduce(c, attempt=2),
         "another step": start_reduce(c, step=2),

@@ -15,9 +15,9 @@ from node.payloads import HandlePool
 from node.ports import Payload, PeerError, TensorSpec
 from node.reduce import Piece, Reducer, cut
 from node.sim.loop import run_virtual
-from protocol.commands import Reduce
+from protocol.commands import Reduce, ReduceMember
 from protocol.ids import Ballot, Member, PeerId
-from protocol.messages import ReduceHeader, ReduceMember
+from protocol.messages import ReduceHeader
 from protocol.records import Role
 
 BALLOT = Ballot(1, "lead")
@@ -130,7 +130,7 @@ class Group:
         for peer in self.peers:
             gradient = (rng.standard_normal(num_elements) * 10.0 ** rng.integers(-4, 5, num_elements)).astype("<f4")
             Toy(self.net, peer, gradient, codec)
-        rows = [ReduceMember(Member(p, 1), r, "1", "x:1") for p, r in zip(self.peers, roles, strict=True)]
+        rows = [ReduceMember(Member(p, 1), r, "1") for p, r in zip(self.peers, roles, strict=True)]
         self.command = Reduce(BALLOT, STAGE, STEP, ATTEMPT, tuple(rows))
         self.active = self.peers[:active]
 

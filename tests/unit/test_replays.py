@@ -9,7 +9,7 @@ from protocol.commands import Apply, Compute
 from protocol.events import Applied, ComputeDone, Reduced
 from protocol.ids import Ballot, Member
 from protocol.manifest import Manifest
-from protocol.messages import ReduceMember, StartReduce
+from protocol.messages import StartReduce
 from protocol.records import Commit, Roster, StageResult
 from protocol.replays import Replay, replays
 from protocol.schedule import gradient_scale, later_lr_factor, learning_rate
@@ -86,8 +86,7 @@ def test_a_replay_is_what_a_seat_applies() -> None:
         for kind in ("forward", "backward"):
             for compute in of(c.arrive(c.header(kind, microbatch, 1)), Compute):
                 c.do(ComputeDone(compute.work, c.handle(), 8, 0.0, 0, 0.1))
-    row = ReduceMember(Member("p1.0", 1), "active", "f", "x:1")
-    c.tell(StartReduce(BALLOT, 1, 1, STAGE, (row,)))
+    c.tell(StartReduce(BALLOT, 1, 1, STAGE, (0,) * manifest.batch.num_microbatches))
     c.do(Reduced(STAGE, 1, 1, "sum", 5.0, 0.1))
     (apply,) = of(c.decide(a_commit(c.state.chain, manifest)), Apply)
     c.do(Applied(STAGE, 1, apply.state_id, "new", 1, 0.1))

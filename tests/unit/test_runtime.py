@@ -44,6 +44,7 @@ from protocol.events import (
 )
 from protocol.ids import Member, PeerId
 from protocol.messages import (
+    Contact,
     Goodbye,
     Heartbeat,
     Message,
@@ -52,7 +53,6 @@ from protocol.messages import (
     PayloadHeader,
     PipeHeader,
     ReduceHeader,
-    ReduceMember,
     SeatWork,
     Standing,
     StartReduce,
@@ -395,14 +395,14 @@ async def one_attempt(life: Life, core: Core, rng: random.Random, attempt: int) 
     """What the coordinator and the neighbours send in an attempt, in order or nearly, now and then something missing."""
     chain, world = core.state.chain, life.world
     work = (SeatWork(1, "active", 0, (0, 2)),)
-    rows = tuple(ReduceMember(s.member, "active", "5" if s.member.peer == "p1.0" else "a", "x:1") for s in chain.seated(1))
+    owners, contacts = (0, 1, 0, 1), (Contact("p1.1", "x:1"),)
     pieces = [ReduceHeader(BALLOT, 1, attempt, 1, "part", 0, 2), ReduceHeader(BALLOT, 1, attempt, 1, "sum", 2, 2)]
     begin = OpenStep(BALLOT, 1, attempt, chain.head, work, (), (), ("p1.1",))
     facts: list[tuple[PeerId, Message | PayloadHeader]] = [("lead", begin)]
     for kind, microbatch in (("forward", 0), ("forward", 2), ("backward", 0), ("backward", 2)):
         header = core.header(kind, microbatch, 1, attempt=attempt)
         facts.append((header.route.hops[2 if kind == "backward" else 0].peer, header))
-    facts += [("lead", StartReduce(BALLOT, 1, attempt, 1, rows)), *(("p1.1", piece) for piece in pieces)]
+    facts += [("lead", StartReduce(BALLOT, 1, attempt, 1, owners, (), contacts)), *(("p1.1", piece) for piece in pieces)]
     if rng.random() < 0.5:
         facts.append(("lead", VoidStep(BALLOT, 1, attempt, "x")))
     for peer, fact in facts:

@@ -1,0 +1,49 @@
+"""Who sums a stage's gradient in an attempt: `StartReduce` tells only what does not follow from the roster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from protocol.chain import Chain
+from protocol.commands import ReduceMember
+from protocol.ids import PeerId, members_of
+from protocol.messages import StartReduce
+from protocol.records import Seating
+
+
+def replicas(chain: Chain, stage: int) -> list[Seating]:
+    """Those that take part in a step at the head: active ones first, in roster order, then passive ones."""
+    return [s for s in chain.holders(stage) if s.role != "parked"]
+
+
+def owners_of(bitmaps: Sequence[str], num_microbatches: int) -> tuple[int, ...]:
+    """For each microbatch the place of the bitmap that holds it; together they hold each exactly once."""
+    owners = [-1] * num_microbatches
+    for place, bits in enumerate(bitmaps):
+        for microbatch in members_of(bits):
+            owners[microbatch] = place
+    assert min(owners) >= 0, f"microbatch {owners.index(-1)} is nobody's"
+    return tuple(owners)
+
+
+def _row(start: StartReduce, chain: Chain) -> list[Seating]:
+    return [s for s in replicas(chain, start.stage) if s.member.peer not in start.without]
+
+
+def summands(start: StartReduce, chain: Chain) -> tuple[ReduceMember, ...]:
+    """The replicas that sum, at the attempt's parent, in roster order, and what each accumulated. `start` must fit."""
+    row = _row(start, chain)
+    bits = [0] * len(row)
+    for microbatch, place in enumerate(start.owners):
+        bits[place] |= 1 << microbatch
+    return tuple([ReduceMember(s.member, s.role, f"{bits[place]:x}") for place, s in enumerate(row)])
+
+
+def reduce_misfit(start: StartReduce, me: PeerId, accumulated: str, num_microbatches: int, chain: Chain) -> str:
+    """'' if each microbatch is an active replica's, and those of `me` are what it `accumulated` (bitmap); else why not."""
+    row = _row(start, chain)
+    num_active = sum(s.role == "active" for s in row)
+    if len(start.owners) != num_microbatches or not all(0 <= place < num_active for place in start.owners):
+        return f"the owners of stage {start.stage} are not {num_microbatches} of the {num_active} active replicas"
+    mine = [r.microbatches for r in summands(start, chain) if r.member.peer == me]
+    return "" if mine == [accumulated] else f"microbatches {accumulated} were accumulated here, not {''.join(mine) or 'none'}"

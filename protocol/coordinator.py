@@ -39,6 +39,7 @@ from protocol.proposal import Proposal
 from protocol.records import Commit, Record, Roster, Share
 from protocol.recovery import Recovery
 from protocol.repeats import Repeats
+from protocol.replica_set import replicas
 from protocol.revoking import Revoked
 from protocol.stragglers import Stragglers
 from protocol.takeover import Succession
@@ -442,7 +443,7 @@ class Coordinator:
         self._attempt += 1
         self._urged.clear()
         self.members.learners.go_on(now)
-        seats = [[s for s in chain.holders(stage) if s.role != "parked"] for stage in range(self._manifest.num_stages)]
+        seats = [replicas(chain, stage) for stage in range(self._manifest.num_stages)]
         step = chain.step + 1
         tokens = self._manifest.batch.tokens_per_microbatch
         self.ledger = Ledger(self.ballot, step, self._attempt, chain.head, plan, seats, tokens, now)

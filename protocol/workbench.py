@@ -13,15 +13,7 @@ from typing import Any
 from protocol.averaging import Averaging
 from protocol.chain import Chain
 from protocol.checks import STEPS_AHEAD, evaluation_misfit, open_misfit, payload_misfit
-from protocol.commands import (
-    Apply,
-    Command,
-    Introduce,
-    Note,
-    Release,
-    Say,
-    SendMessage,
-)
+from protocol.commands import Apply, Command, Introduce, Note, Release, Say, SendMessage
 from protocol.custody import Custody
 from protocol.evaluation import Evaluation
 from protocol.events import (

@@ -13,6 +13,7 @@ from grpc import aio
 
 from node.ports import PeerError
 from node.transport import swarm_pb2 as pb
+from node.transport.bits import put_bits
 from node.transport.checks import WireError
 from node.transport.config import Answer, Closing, Hello, PayloadHead
 from node.transport.frames import (
@@ -24,7 +25,7 @@ from node.transport.frames import (
     encode_hello,
     encode_message,
 )
-from node.transport.names import put_bits, put_id, put_ids
+from node.transport.names import put_id, put_ids
 from node.transport.stream import METHODS
 from protocol.messages import RecordsWanted
 from protocol.version import PROTOCOL_VERSION

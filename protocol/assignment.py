@@ -137,6 +137,7 @@ def links_of(routes: Sequence[Route]) -> dict[PeerId, tuple[PeerId, ...]]:
 
 def ring(members: list[Member], member: Member) -> list[PeerId]:
     """The members before and after in roster order: so everybody is watched by a second node."""
-    at = members.index(member)
-    around = [members[at - 1].peer, members[(at + 1) % len(members)].peer]
+    peers = [m.peer for m in members]
+    at = peers.index(member.peer)
+    around = [peers[at - 1], peers[(at + 1) % len(peers)]]
     return [peer for peer in dict.fromkeys(around) if peer != member.peer]

@@ -73,8 +73,8 @@ class Averaging:
         self._mixing = wanted
 
     def _stages_to_make(self) -> tuple[int, ...]:
-        held = {s.stage for s in self._chain.seatings if s.role != "learner"}
-        return tuple(s for s in range(self._manifest.num_stages) if s not in held or s in self._chain.rebuilds)
+        stages = range(self._manifest.num_stages)
+        return tuple(s for s in stages if s in self._chain.rebuilds or not self._chain.holders(s))
 
     def _my_share(self, stage: int) -> MixAhead | None:
         """Only who holds one of two sources has something to fetch before it can mix."""

@@ -332,7 +332,9 @@ def choose_voters(seatings: list[Seating], first: Member) -> tuple[Member, ...]:
             row = by_stage[stage]
             if depth < len(row) and row[depth] not in chosen:
                 chosen.append(row[depth])
-    return tuple(chosen[:MAX_VOTERS])
+            if len(chosen) >= MAX_VOTERS:
+                return tuple(chosen)
+    return tuple(chosen)
 
 
 def is_quorum(held: set[Member], voters: tuple[Member, ...]) -> bool:

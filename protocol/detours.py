@@ -97,9 +97,10 @@ class Detours:
             if why:
                 return f"{reason}; peer {member.peer[-8:]} does not say what it has, and {why}"
             self._out += exclude(ledger, member, reason)
-        for member in (m for m in self._chain.members() if m != self._me):
+        members = {member.peer: member for member in self._chain.members()}
+        for member in [members[peer] for peer in self._view.silent_among(members, self._silence_s, now)]:
             silent_s = self._view.silent_s(member.peer, now)
-            if silent_s > self._silence_s and is_seated(ledger, member) and not why_needed(ledger, member):
+            if member != self._me and is_seated(ledger, member) and not why_needed(ledger, member):
                 self._out += exclude(ledger, member, f"not heard for {silent_s:.1f} s by the coordinator")
         return ""
 

@@ -36,7 +36,8 @@ class Digests:
         if not spoken:
             return ""
         counts = Counter(told[member] for member in spoken)
-        digest = told[max(spoken, key=lambda m: (counts[told[m]], -spoken.index(m)))]
+        most = max(counts.values())
+        digest = next(told[m] for m in spoken if counts[told[m]] == most)
         return digest if 2 * counts[digest] > len(voters) or len(spoken) == len(voters) else ""
 
     def odd(self, stage: int) -> list[tuple[Member, str, str]]:

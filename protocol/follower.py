@@ -129,8 +129,10 @@ class Follower:
     def _meet(self, joins: Sequence[Seating]) -> None:
         """A stream over a WAN takes a third of a second to be there: those that the first step after this record needs are
         opened while it is waited for."""
+        if not joins:
+            return
         rows = [[s.member.peer for s in self._chain.active(stage)] for stage in range(self._manifest.num_stages)]
-        if joins and all(rows):
+        if all(rows):
             plan = make_plan(self._manifest.batch.num_microbatches, rows, self._manifest.swapped)
             fresh = {join.member.peer for join in joins}
             self._out += [Connect(peer) for peer in first_meetings(self._me.peer, fresh, plan)]

@@ -29,6 +29,8 @@ class Gathering:
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
         self.wishes: dict[PeerId, Wish] = {}
+        self._gathered: Gathered | None = None
+        """Of these wishes, if that was asked."""
 
     def enter(self, wish: Wish) -> bool:
         """Take in a wish for a stage; any other number means any stage. False where it is outdated or there is no room."""
@@ -36,7 +38,8 @@ class Gathering:
         outdated = known is not None and wish.member.incarnation < known.member.incarnation
         if outdated or (known is None and len(self.wishes) >= MAX_WISHES):
             return False
-        self.wishes[wish.member.peer] = wish
+        if known != wish:
+            self.wishes[wish.member.peer], self._gathered = wish, None
         return True
 
     def leave(self, member: Member) -> None:
@@ -44,10 +47,15 @@ class Gathering:
         known = self.wishes.get(member.peer)
         if known is not None and known.member == member:
             del self.wishes[member.peer]
+            self._gathered = None
 
     def seat(self) -> Gathered:
         """Seats for everybody, wished stages first, the rest where most are missing and memory suffices, small ones first; none
         before all stages are covered."""
+        self._gathered = self._gathered or self._seat()
+        return self._gathered
+
+    def _seat(self) -> Gathered:
         need = self._manifest.start_replicas
         rows: list[list[Member]] = [[] for _ in range(self._manifest.num_stages)]
         wishes = sorted(self.wishes.values(), key=lambda wish: wish.memory_bytes or math.inf)

@@ -36,7 +36,7 @@ class Ledger:
     parent: RecordId
     plan: Plan
     seats: list[list[Seating]]
-    """seats[stage], active first, in roster order: the attempt's roster."""
+    """seats[stage], active first, in roster order: the attempt's roster. Another one is another list."""
     tokens_per_microbatch: int
     progress_at: float
     """When the attempt was opened or the last new report was entered."""
@@ -58,6 +58,9 @@ class Ledger:
     doubts: dict[Member, Doubt] = field(default_factory=dict)
     told: int = 0
     """The amendment that was last sent to everybody."""
+    _by_member: dict[Member, list[Seating]] = field(default_factory=dict)
+    _indexed: list[list[Seating]] | None = None
+    """The seats of which `_by_member` was made."""
 
     def names(self, step: int, attempt: int) -> bool:
         """Is this the attempt that the message speaks of?"""
@@ -67,6 +70,15 @@ class Ledger:
         """The member's seat at the stage on this attempt's roster."""
         row = self.seats[stage] if 0 <= stage < len(self.seats) else ()
         return next((s for s in row if s.member == member), None)
+
+    def by_member(self) -> dict[Member, list[Seating]]:
+        """Who has a part in the attempt, and its seats by stage."""
+        if self._indexed is not self.seats:
+            self._indexed, self._by_member = self.seats, {}
+            for row in self.seats:
+                for seating in row:
+                    self._by_member.setdefault(seating.member, []).append(seating)
+        return self._by_member
 
     def owned(self, stage: int, peer: PeerId) -> tuple[int, ...]:
         """What enters the gradient of the stage at this replica."""
@@ -139,7 +151,8 @@ class Ledger:
 
     def complete(self) -> bool:
         """Every replica on the roster, active and passive, holds the whole sum."""
-        return all((s.stage, s.member) in self.reduced for row in self.seats for s in row)
+        enough = len(self.reduced) >= sum(map(len, self.seats))
+        return enough and all((s.stage, s.member) in self.reduced for row in self.seats for s in row)
 
     def missing(self) -> list[tuple[int, Member]]:
         """Replicas that have not reported the sum yet."""

@@ -33,7 +33,7 @@ class Losses:
     def matter(self, ledger: Ledger | None) -> bool:
         """Must the roster change now? An open step does not need its learners, and goes on."""
         lost = [member for member in self._lost if self._is_seated(member)]
-        return bool(lost) and (ledger is None or any(s.member in lost for row in ledger.seats for s in row))
+        return bool(lost) and (ledger is None or not ledger.by_member().keys().isdisjoint(lost))
 
     def lost(self) -> list[tuple[Member, str]]:
         """Who is lost and still on the roster, and why."""
@@ -74,8 +74,9 @@ class Losses:
         """Judge the members that lapsed here; returns whom to ask about whom. Who is off the roster may be seated again."""
         self._lost = {member: why for member, why in self._lost.items() if self._is_seated(member)}
         probes = []
-        for member in self._chain.members():
-            if member != self._me and member not in self._lost and self._view.lapsed(member.peer, now):
+        members = {member.peer: member for member in self._chain.members()}
+        for member in [members[peer] for peer in self._view.all_lapsed(members, now)]:
+            if member != self._me and member not in self._lost:
                 probes += self._judge(member, now)
         return probes
 

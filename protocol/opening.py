@@ -13,7 +13,7 @@ from protocol.revoking import Again
 def opening(member: Member, ledger: Ledger, chain: Chain, addresses: dict[PeerId, str]) -> OpenStep:
     """The member's part of the attempt."""
     peer, plan = member.peer, ledger.plan
-    seats = [s for row in ledger.seats for s in row if s.member == member]
+    seats = ledger.by_member().get(member, [])
     hands = {s.stage: plan.hands.get((s.stage, peer), ()) for s in seats if s.role == "active"}
     taken, helped = ledger.taken, ledger.helped
     work = tuple(

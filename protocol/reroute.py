@@ -50,7 +50,7 @@ def _able(ledger: Ledger, stage: int, but: Member) -> list[PeerId]:
 
 def is_seated(ledger: Ledger, member: Member) -> bool:
     """Has the member a part in the attempt?"""
-    return any(s.member == member for row in ledger.seats for s in row)
+    return member in ledger.by_member()
 
 
 # ---- doubts ----

@@ -70,10 +70,14 @@ class View:
         """Silent for longer than the manifest's lapse."""
         return self.silent_s(peer, now) > self._lapse_s
 
+    def silent_among(self, peers: Iterable[PeerId], seconds: float, now: float) -> list[PeerId]:
+        """Those of them that are silent for longer, in their order."""
+        heard_at = self._heard_at
+        return [peer for peer in peers if now - heard_at.get(peer, now) > seconds]
+
     def all_lapsed(self, peers: Iterable[PeerId], now: float) -> list[PeerId]:
         """Those of them that have `lapsed`, in their order."""
-        heard_at, lapse_s = self._heard_at, self._lapse_s
-        return [peer for peer in peers if now - heard_at.get(peer, now) > lapse_s]
+        return self.silent_among(peers, self._lapse_s, now)
 
     def hears(self, peers: Iterable[PeerId], now: float) -> bool:
         """Is any of them known to live?"""

@@ -153,9 +153,11 @@ class LivesView(View):
         since, heard_at = self.lives.silent.get(peer), self._heard_at.get(peer)
         return 0.0 if since is None or heard_at is None else max(0.0, now - max(since, heard_at))
 
-    def all_lapsed(self, peers: Iterable[PeerId], now: float) -> list[PeerId]:
-        """See `View`."""
-        return [peer for peer in peers if self.lapsed(peer, now)]
+    def silent_among(self, peers: Iterable[PeerId], seconds: float, now: float) -> list[PeerId]:
+        """See `View`; `seconds` is not negative. Few are silent."""
+        self.now = now
+        silent = self.lives.silent
+        return [peer for peer in peers if peer in silent and self.silent_s(peer, now) > seconds]
 
     def beats(self, member: Member, now: float) -> bool:
         """See `View`."""

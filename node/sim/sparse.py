@@ -12,13 +12,14 @@ Decisions, messages, payloads and computations are those of `World`. No node fre
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from node.sim.heap import World
 from node.sim.invariants import Invariants
 from node.sim.nodes import NodeSpec, SimNode
 from node.sim.shared import Lives, LivesView, Records, SharedChain
-from protocol.commands import Introduce, Note, PublishLease, Release, SendMessage
+from protocol.commands import Command, Introduce, Note, PublishLease, Release, SendMessage
 from protocol.events import Event, LeasesSeen, MessageReceived, Tick
 from protocol.ids import Member, PeerId
 from protocol.manifest import Manifest
@@ -79,6 +80,20 @@ class SparseInvariants(Invariants):
                 del self._noted[key]
 
 
+class SparseState(NodeState):
+    """The production decision object; no heartbeat of it goes to nodes that do not look at the clock."""
+
+    looks: Callable[[PeerId], bool]
+
+    def _beat_all(self) -> None:
+        before, self._out = self._out, []
+        super()._beat_all()
+        self._out = before + [command for command in self._out if not self._is_unheard(command)]
+
+    def _is_unheard(self, command: Command) -> bool:
+        return isinstance(command, SendMessage) and isinstance(command.message, Heartbeat) and not self.looks(command.peer)
+
+
 class SparseWorld(World):
     """See the module."""
 
@@ -95,13 +110,20 @@ class SparseWorld(World):
         self._asleep: dict[SimNode, None] = {}
         self._until: dict[SimNode, float] = {}
         self._claims: dict[PeerId, int] = {}
+        self._dull: dict[SimNode, tuple[Any, ...]] = {}
         self._beat_s = manifest.timing.heartbeat_s
         self.works.copies.look_again_s = self._beat_s
 
     def _make(self, manifest: Manifest, spec: NodeSpec, address: str) -> NodeState:
         config = NodeConfig(manifest, spec.member, spec.name, address, spec.founder, spec.wished_stage, spec.memory_bytes)
         chain = SharedChain(manifest, spec.member if spec.founder else None, self._records)
-        return NodeState(config, chain, LivesView(manifest.timing.lapse_s, self.lives))
+        state = SparseState(config, chain, LivesView(manifest.timing.lapse_s, self.lives))
+        state.looks = self._looks
+        return state
+
+    def _looks(self, peer: PeerId) -> bool:
+        node = self.nodes.get(peer)
+        return node is not None and not node.dead and node not in self._asleep
 
     # ---- who is awake ----
 
@@ -141,6 +163,7 @@ class SparseWorld(World):
 
     def handle(self, node: SimNode, event: Event) -> None:
         """See `World`."""
+        self._dull.pop(node, None)
         super().handle(node, event)
         if node in self._asleep and isinstance(event, MessageReceived) and self._reason(node):
             self.wake(node)
@@ -159,6 +182,7 @@ class SparseWorld(World):
         self._asleep.pop(node, None)
         self._until.pop(node, None)
         self._claims.pop(node.peer, None)
+        self._dull.pop(node, None)
         for other in list(self._asleep):
             if other.state.view.misses():  # type: ignore[attr-defined]
                 self.wake(other)
@@ -166,10 +190,8 @@ class SparseWorld(World):
     # ---- heartbeats ----
 
     def _send_message(self, node: SimNode, command: SendMessage) -> None:
-        receiver = self.nodes.get(command.peer)
-        if isinstance(command.message, Heartbeat) and (receiver is None or receiver.dead or receiver in self._asleep):
-            return
-        super()._send_message(node, command)
+        if not isinstance(command.message, Heartbeat) or self._looks(command.peer):
+            super()._send_message(node, command)
 
     def _receiver(self, node: SimNode, peer: PeerId) -> SimNode | None:
         return self.nodes.get(peer)
@@ -183,11 +205,18 @@ class SparseWorld(World):
                 self._look_at(node, coordinator)
 
     def _look_at(self, node: SimNode, coordinator: Any) -> None:
+        """Of whom nothing was news, nothing is until something happens to it, or to what news hangs on here."""
         head, ledger = node.state.chain.head, coordinator.ledger  # type: ignore[attr-defined]
+        attempt = (ledger.step, ledger.attempt, ledger.amendment, len(ledger.started)) if ledger else ()
+        here = node.peer, coordinator.ballot, coordinator.herald.serial, head, attempt
         for member in node.state.chain.members():  # type: ignore[attr-defined]
             other = self.nodes[member.peer]
-            if other in self._asleep and other.spec.member == member and self._is_news(other, coordinator, head, ledger):
+            if other not in self._asleep or other.spec.member != member or self._dull.get(other) == here:
+                continue
+            if self._is_news(other, coordinator, head, ledger):
                 self.wake(other)
+            elif not self.traffic and other.state.outlook.serial(other.state.ballot) == coordinator.herald.serial:  # type: ignore[attr-defined]
+                self._dull[other] = here
 
     def _is_news(self, node: SimNode, coordinator: Any, head: str, ledger: Any) -> bool:
         state: Any = node.state

@@ -19,7 +19,9 @@ MAX_BLOCK_STAGES = 64
 MAX_MICROBATCHES = 4096
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Admission = Literal["open", "invited"]
-Policy = Literal["none", "checkfree", "checkfree_plus"]
+Policy = Literal["none", "checkfree", "checkfree_plus", "copy", "uniform"]
+LEAN: tuple[Policy, ...] = ("checkfree", "copy", "uniform")
+"""Policies that send not a byte more than `none` while nothing is lost: without a word they keep no embedding copies."""
 
 
 class Section(BaseModel):
@@ -169,15 +171,18 @@ class RecoverySection(Section):
         5.0, ge=0, description="Seconds until a neighbour takes a second seat for want of a newcomer."
     )
     embedding_copies: int = Field(
-        2, ge=0, le=4, description="Passive replicas of stage 0 kept on block-stage nodes; without a value 2, for checkfree 0."
+        2,
+        ge=0,
+        le=4,
+        description="Passive replicas of stage 0 kept on block-stage nodes; without a value 2 for checkfree_plus, else 0.",
     )
     rebuild_grace_s: float = Field(30.0, ge=0, description="Seconds between a declared loss and a rebuild.")
 
     @model_validator(mode="before")
     @classmethod
     def _copies_by_policy(cls, given: Any) -> Any:
-        """CheckFree+ adds copies of the embedding stage; CheckFree sends nothing that a run without recovery does not."""
-        if isinstance(given, dict) and given.get("policy") == "checkfree":
+        """CheckFree+ adds copies of the embedding stage; `LEAN` policies do not."""
+        if isinstance(given, dict) and given.get("policy") in LEAN:
             return {"embedding_copies": 0} | given
         return given
 
@@ -351,8 +356,8 @@ def _check_split(m: Manifest) -> None:
         )
     if averages and len(set(m.blocks_per_stage)) > 1:
         raise ValueError(
-            f"recovery.policy {m.recovery.policy} averages stages tensor by tensor, so every block stage must hold equally"
-            " many blocks; use an equal split or recovery.policy none"
+            f"recovery.policy {m.recovery.policy} makes a stage of others tensor by tensor, so every block stage must hold"
+            " equally many blocks; use an equal split or recovery.policy none"
         )
 
 

@@ -4,6 +4,7 @@
     S1 or S_N: copy of the swap partner (the only block neighbour)
     adjacent ones: the nearest survivors on each side, weighted by nearness too; with one side only, a copy
 
+The baselines: `copy` takes the nearest survivor, of two as near the one below; `uniform` the plain mean of the two.
 Stage 0 is never a source, and is never made of others: it comes back from an embedding copy or not at all.
 """
 
@@ -41,6 +42,9 @@ def recipe(stage: int, whole: Collection[int], states: Sequence[str], weights: S
         one = above if below is None else below
         assert one is not None, "one of the two is there"
         return Recipe((Source(one, states[one], 1.0),), f"a copy of stage {one}, its only neighbour")
+    if manifest.recovery.policy == "copy":
+        one = above if above - stage < stage - below else below
+        return Recipe((Source(one, states[one], 1.0),), f"a copy of stage {one}, the nearest that is left")
     shares, why = _shares((weights[below], weights[above]), (stage - below, above - stage), manifest)
     sources = (Source(below, states[below], shares[0]), Source(above, states[above], shares[1]))
     return Recipe(sources, f"{shares[0]:.2f} of stage {below} and {shares[1]:.2f} of stage {above}{why}")
@@ -66,6 +70,8 @@ def beyond_recovery(lacking: Collection[int], step: int, manifest: Manifest) -> 
 
 def _shares(weights: tuple[float, float], distances: tuple[int, int], manifest: Manifest) -> tuple[tuple[float, float], str]:
     """By weight and nearness. A weight that says nothing makes both count alike, and that is said."""
+    if manifest.recovery.policy == "uniform":
+        return (0.5, 0.5), ", their plain mean"
     how = manifest.recovery.weighting
     why = "" if how == "gradient_norm" else f" ({how})"
     if not (math.isfinite(sum(weights)) and min(weights) > 0):

@@ -18,6 +18,7 @@ from node import http_client
 from node.data.files import BlobFiles
 from node.data.store import open_token_store
 from node.demo.process import NodeProcess
+from protocol.manifest import Manifest
 from tests.integration.ends import Ending
 from tests.integration.test_numerics_over_grpc import NUM_BLOCK_STAGES, real_manifest
 from tests.numerics.rebuilt import Arrays, assert_rebuilt, expected, gradient_norms
@@ -60,12 +61,25 @@ def one_step(made: Swarm, organiser: Organiser) -> tuple[Arrays, int]:
     raise AssertionError(f"more than one step in each of {MAX_TRIES} tries")
 
 
-def test_what_a_newcomer_is_given_is_what_numpy_makes_of_the_neighbours_dumps(tmp_path: Path) -> None:
+def shares_by(policy: str, manifest: Manifest, before: Arrays, step: int, folder: Path) -> dict[int, float]:
+    """What the neighbours' weights are multiplied with; by the norms of that step's gradients where the policy says so."""
+    if policy == "copy":
+        return {NEIGHBOURS[0]: 1.0}
+    if policy == "uniform":
+        return dict.fromkeys(NEIGHBOURS, 0.5)
+    store = open_token_store(manifest, BlobFiles(folder / "cache"))
+    microbatches: list[np.ndarray] = [store.microbatch(step, m) for m in range(manifest.batch.num_microbatches)]
+    norms = gradient_norms(manifest, before, microbatches)
+    return {stage: norms[stage] / sum(norms[s] for s in NEIGHBOURS) for stage in NEIGHBOURS}
+
+
+@pytest.mark.parametrize("policy", ["checkfree_plus", "copy", "uniform"])
+def test_what_a_newcomer_is_given_is_what_numpy_makes_of_the_neighbours_dumps(tmp_path: Path, policy: str) -> None:
     manifest, path = real_manifest(
         tmp_path,
         max_steps=10_000,
         optimizer__warmup_steps=0,
-        recovery={"policy": "checkfree_plus", "rebuild_grace_s": 0.0, "newcomer_wait_s": 600.0},
+        recovery={"policy": policy, "rebuild_grace_s": 0.0, "newcomer_wait_s": 600.0},
     )
     with swarm(tmp_path) as made:
         nodes = list(made.launch(path, NUM_BLOCK_STAGES))
@@ -82,10 +96,8 @@ def test_what_a_newcomer_is_given_is_what_numpy_makes_of_the_neighbours_dumps(tm
         given = dump(made, newcomer, LOST)
         decided = made.events(nodes[0], "rebuild")[-1]
 
-    store = open_token_store(manifest, BlobFiles(tmp_path / "cache"))
-    microbatches: list[np.ndarray] = [store.microbatch(step, m) for m in range(manifest.batch.num_microbatches)]
-    norms = gradient_norms(manifest, before, microbatches)
-    shares = {stage: norms[stage] / sum(norms[s] for s in NEIGHBOURS) for stage in NEIGHBOURS}
+    assert decided["policy"] == policy
+    shares = shares_by(policy, manifest, before, step, tmp_path)
     assert {s["stage"]: s["coefficient"] for s in decided["sources"]} == pytest.approx(shares, rel=1e-6)
     worst = assert_rebuilt(given, expected(manifest, LOST, shares, after))
     print(f"step {step}, stage {LOST} of {shares}: {worst:.1e}")

@@ -90,6 +90,8 @@ def own_shares(manifest: Manifest, dumps: Dumps, distances: Mapping[int, int]) -
     """Of the neighbours by their gradients' norms and nearness, from a backward pass over the last committed step."""
     microbatches = [RandomTokens(manifest).microbatch(LAST, m) for m in range(manifest.batch.num_microbatches)]
     norms = gradient_norms(manifest, dumps.weights(manifest, LAST - 1), microbatches)
+    if manifest.recovery.policy == "uniform":
+        norms = [1.0] * manifest.num_stages
     weights = {stage: norms[stage] / distance for stage, distance in distances.items()}
     return {stage: weight / sum(weights.values()) for stage, weight in weights.items()}
 
@@ -102,6 +104,8 @@ def own_shares(manifest: Manifest, dumps: Dumps, distances: Mapping[int, int]) -
         pytest.param("checkfree", (1,), {1: {2: 1}}, id="S1"),
         pytest.param("checkfree_plus", (4,), {4: {3: 1}}, id="swap-partner"),
         pytest.param("checkfree", (2, 3), {2: {1: 1, 4: 2}, 3: {1: 2, 4: 1}}, id="adjacent"),
+        pytest.param("copy", (3,), {3: {2: 1}}, id="copy"),
+        pytest.param("uniform", (2,), {2: {1: 1, 3: 1}}, id="uniform"),
     ],
 )
 def test_every_tensor_is_what_numpy_makes_of_the_neighbours(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -152,6 +153,49 @@ def test_every_row_of_the_ladder(policy: str, weighting: str, lost: int, gone: s
     assert made.sentence
 
 
+@pytest.mark.parametrize(
+    ("lost", "gone", "copied", "mean"),
+    [
+        (1, {1}, {2: 1.0}, {2: 1.0}),
+        (2, {2}, {1: 1.0}, {1: 0.5, 3: 0.5}),
+        (3, {3}, {2: 1.0}, {2: 0.5, 4: 0.5}),
+        (4, {4}, {3: 1.0}, {3: 1.0}),
+        (2, {2, 3}, {1: 1.0}, {1: 0.5, 4: 0.5}),
+        (3, {2, 3}, {4: 1.0}, {1: 0.5, 4: 0.5}),
+        (1, {1, 2}, {3: 1.0}, {3: 1.0}),
+        (1, {0, 1}, {2: 1.0}, {2: 1.0}),
+        (4, {2, 3, 4}, {1: 1.0}, {1: 1.0}),
+        (0, {0}, {}, {}),
+        (2, {1, 2, 3, 4}, {}, {}),
+    ],
+)
+@pytest.mark.parametrize("squared", [[norm**2 for norm in NORMS], [], [1.0, math.inf, 0.0, 1.0, 1.0]])
+def test_every_row_of_the_baselines_whatever_the_norms_are(
+    lost: int, gone: set[int], copied: dict[int, float], mean: dict[int, float], squared: list[float]
+) -> None:
+    """`copy`: the nearest survivor, of two as near the one below; `uniform`: the plain mean of the nearest on each side."""
+    for policy, expected in (("copy", copied), ("uniform", mean)):
+        manifest = a_run(policy=policy)
+        made = recipe(lost, set(range(5)) - gone, list("abcde"), weights_of(squared, 1, manifest), manifest)
+        assert {s.stage: s.coefficient for s in made.sources} == expected
+        assert all(s.state_id == "abcde"[s.stage] for s in made.sources)
+        assert made.sentence
+
+
+@pytest.mark.parametrize("policy", ["copy", "uniform"])
+def test_a_baselines_rebuild_is_refused_where_another_policys_coefficients_are_named(policy: str) -> None:
+    lost = Lost(2, manifest=a_run(policy=policy))
+    lost.wish()
+    record = lost.rebuild(10.0)
+    other = recipe(2, [0, 1, 3, 4], lost.chain.state_ids, [0.0, 3.0, 2.0, 1.0, 4.0], a_run())
+    assert "is not made of" in lost.chain.fits(replace(record, sources=other.sources))
+
+
+@pytest.mark.parametrize(("policy", "copies"), [("checkfree_plus", 2), ("checkfree", 0), ("copy", 0), ("uniform", 0)])
+def test_without_a_word_only_checkfree_plus_keeps_copies_of_stage_0(policy: str, copies: int) -> None:
+    assert a_manifest(num_block_stages=4, recovery={"policy": policy}).recovery.embedding_copies == copies
+
+
 @pytest.mark.parametrize("weighting", ["gradient_norm", "gradient_norm_clipped"])
 @pytest.mark.parametrize("squared", [[], [1.0, 0.0, 1.0, 1.0, 1.0], [1.0, math.inf, 1.0, 1.0, 1.0]])
 def test_without_a_norm_to_speak_of_both_count_alike_by_distance_and_that_is_said(weighting: str, squared: list[float]) -> None:
@@ -167,11 +211,11 @@ def test_a_run_without_a_clip_weighs_by_the_norms_themselves() -> None:
     assert weights_of([0.0, 100.0], 1, free) == [0.0, 10.0 + CLIPPED_EXTRA]
 
 
-@pytest.mark.parametrize("policy", ["checkfree", "checkfree_plus"])
+@pytest.mark.parametrize("policy", ["checkfree", "checkfree_plus", "copy", "uniform"])
 def test_what_cannot_be_averaged_or_swapped_is_refused_at_the_start(policy: str) -> None:
     blocks = {"num_hidden_layers": 5, "vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1}
     model = blocks | {"num_key_value_heads": 1, "max_position_embeddings": 8}
-    with pytest.raises(ValueError, match="averages stages tensor by tensor"):
+    with pytest.raises(ValueError, match="makes a stage of others tensor by tensor"):
         a_manifest(num_block_stages=4, policy=policy, model=model, blocks_per_stage=(2, 1, 1, 1))
     assert a_manifest(num_block_stages=4, model=model, blocks_per_stage=(2, 1, 1, 1)).recovery.policy == "none"
     if policy == "checkfree_plus":

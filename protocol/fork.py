@@ -103,9 +103,10 @@ class Roll:
         self.called_at = None
 
     def present(self, now: float) -> set[Member]:
-        """This node, and those whose heartbeats came since they were called, and still come."""
+        """This node, and those whose heartbeats came since they were called, and still come. Who lacks the state of its seats
+        is no holder to wait for: it has begun anew, and may be unable to promise anything here."""
         began = now if self.called_at is None else self.called_at
         return {m for m in self._chain.members() if m == self._me or self._answers(m, began, now)}
 
     def _answers(self, member: Member, began: float, now: float) -> bool:
-        return self._view.beats(member, now) and self._view.news[member.peer].at > began
+        return self._view.holds(member, now) and self._view.news[member.peer].at > began

@@ -23,8 +23,8 @@ from protocol.chain import Chain, is_quorum
 from protocol.commands import Command, Note, SendMessage
 from protocol.fork import uncovered, unmakeable
 from protocol.ids import Ballot, Member, PeerId
+from protocol.lineage import Meeting
 from protocol.manifest import Manifest
-from protocol.messages import Meeting
 from protocol.takeover import Takeover
 from protocol.view import View
 
@@ -68,17 +68,22 @@ class Meetings:
 
     def covers(self, ballot: Ballot, now: float) -> bool:
         """Do those that were just heard, and that follow this ballot, hold every stage?"""
-        return not uncovered(self._chain, self._here(ballot, now))
+        return not uncovered(self._chain, self._holding(self._here(ballot, now), now))
 
     def _goes_on(self, ballot: Ballot, now: float) -> bool:
         """Can they decide, and make again whatever they do not hold, and have not had their time for that yet?"""
         here, since = self._here(ballot, now), self._lacks_since
         has_time = since is not None and now - since <= self._regrows_s
-        return has_time and is_quorum(here, self._chain.voters) and not unmakeable(self._chain, here)
+        can_make = not unmakeable(self._chain, self._holding(here, now))
+        return has_time and is_quorum(here, self._chain.voters) and can_make
 
     def _here(self, ballot: Ballot, now: float) -> set[Member]:
         news, view = self._view.news, self._view
         return {m for m in self._chain.members() if view.beats(m, now) and news[m.peer].ballot == ballot} | {self._me}
+
+    def _holding(self, members: set[Member], now: float) -> set[Member]:
+        """Those of them that have the state of their seats."""
+        return {m for m in members if m == self._me or self._view.holds(m, now)}
 
     def look(self, rivals: Iterable[PeerId], stand: Stand, now: float) -> list[Command]:
         """These claim to coordinate: tell them where this lineage stands, or that this node has none any more."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from protocol.ids import Ballot, Member, PeerId, RecordId, StateId
+from protocol.lineage import Meeting
 from protocol.records import Rebuild, Record, Role, Seating, Share
 from protocol.revoking import Again, Revoke, Revoked
 
@@ -62,6 +63,8 @@ class Heartbeat:
     """I lead nobody and shall not stand for it: who takes me for the coordinator waits in vain."""
     standing: int = 0
     """Serial of the newest `Standing` that I heard of the coordinator that I follow; 0 = none."""
+    lacks: bool = False
+    """I am on the roster with a seat whose state I do not have: I hold nothing, and shall be off it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,21 +404,6 @@ class Yield:
 
     ballot: Ballot
     to: Contact
-
-
-@dataclass(frozen=True, slots=True)
-class Meeting:
-    """One coordinator of the run to another: here my lineage stands; I would give mine up for yours; come."""
-
-    word: Literal["stands", "offers", "accepts"]
-    ballot: Ballot
-    lineage: RecordId
-    step: int
-    covers: bool
-    """Somebody who was just heard, and who follows this ballot, holds every stage."""
-    voters: tuple[Member, ...]
-    lossy_forks: int = 0
-    """How many Rosters on its chain forked and left a stage without a holder."""
 
 
 @dataclass(frozen=True, slots=True)

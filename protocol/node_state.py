@@ -37,6 +37,7 @@ from protocol.follower import Follower
 from protocol.hearing import TO_COORDINATOR, hear
 from protocol.ids import Ballot, Member, PeerId
 from protocol.leader import Leader
+from protocol.lineage import Meeting
 from protocol.meeting import Meetings, Stand
 from protocol.messages import (
     Contact,
@@ -44,7 +45,6 @@ from protocol.messages import (
     Goodbye,
     Heartbeat,
     Held,
-    Meeting,
     Message,
     OpenStep,
     Order,
@@ -274,7 +274,7 @@ class NodeState:
         sender = Member(peer, incarnation)
         if self.chain.is_seated(sender):
             self.takeover.saw(beat.ballot, now)
-            self.view.news[peer] = PeerNews(incarnation, beat.ballot, beat.head, beat.step, beat.attempt, now)
+            self.view.news[peer] = PeerNews(incarnation, beat.ballot, beat.head, beat.step, beat.attempt, now, beat.lacks)
             if peer not in self._watch and peer != self.leader.peer and self.coordinator is None:
                 self._send(peer, self._beat())
                 self._watch.for_a_while(peer, now)
@@ -286,10 +286,10 @@ class NodeState:
     def _beat(self) -> Heartbeat:
         o = self.bench.open
         where = (o.step, o.attempt, o.amendment) if o else (0, 0, 0)
-        ballot = max(self.ballot, self.acceptor.promised, self.acceptor.floor)
+        me, ballot = self.config.member, max(self.ballot, self.acceptor.promised, self.acceptor.floor)
         standing = self.outlook.serial(self.ballot)
-        leads = self.coordinator or self.takeover.candidate or (self._may_lead and self.config.member in self.chain.voters)
-        return Heartbeat(self.config.member.incarnation, ballot, self.chain.head, *where, not leads, standing)
+        leads = self.coordinator or self.takeover.candidate or (self._may_lead and me in self.chain.voters)
+        return Heartbeat(me.incarnation, ballot, self.chain.head, *where, not leads, standing, self.bench.lacks(me))
 
     def _on_probe(self, peer: PeerId, _: int, message: Probe, now: float) -> None:
         if message.member.peer != self._me:

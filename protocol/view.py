@@ -20,6 +20,8 @@ class PeerNews:
     attempt: int = 0
     at: float = -math.inf
     """When it came."""
+    lacks: bool = False
+    """It has a seat without the state, and holds nothing."""
 
 
 class View:
@@ -65,6 +67,10 @@ class View:
         """Did a heartbeat of the member come within a lapse?"""
         news = self.news.get(member.peer)
         return news is not None and news.incarnation == member.incarnation and now - news.at <= self._lapse_s
+
+    def holds(self, member: Member, now: float) -> bool:
+        """Did one come, and does it not say that the member lacks what the roster seats it for?"""
+        return self.beats(member, now) and not self.news[member.peer].lacks
 
     def lapsed(self, peer: PeerId, now: float) -> bool:
         """Silent for longer than the manifest's lapse."""

@@ -220,14 +220,16 @@ class World:
         if loud:
             self.works.died(node)
 
-    def reaches(self, node: SimNode, member: Member, lineage: RecordId) -> bool:
-        """Does the member live, in this lineage, and was the link to it not cut for some lapses? It knows no other faults."""
+    def reaches(self, node: SimNode, member: Member, stage: int, lineage: RecordId) -> bool:
+        """Does the member live, in this lineage, with a seat at the stage, and was the link to it not cut for some lapses? It
+        knows no other faults."""
         other, since = self.nodes.get(member.peer), self.now - 3 * self.manifest.timing.lapse_s
         if other is None or other.dead or other.frozen or other.spec.member != member:
             return False
         links = (node.peer, member.peer), (member.peer, node.peer)
-        is_in_it = other.state.chain.lineage == lineage  # type: ignore[attr-defined]
-        return is_in_it and not any(cut.takes(*link, since, self.now) for cut in self.faults.weather.cuts for link in links)
+        state: Any = other.state
+        holds = state.chain.lineage == lineage and stage in state.bench.seats
+        return holds and not any(cut.takes(*link, since, self.now) for cut in self.faults.weather.cuts for link in links)
 
     def _thaw(self, node: SimNode, forgetful: bool) -> None:
         if node.dead:

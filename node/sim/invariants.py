@@ -88,7 +88,7 @@ class Invariants:
         self.num_checked: Counter[str] = Counter()
         self.most_payloads = 0
         self.now: Callable[[], float] = lambda: 0.0
-        self.reaches: Callable[[SimNode, Member, RecordId], bool] = lambda _node, _member, _lineage: False
+        self.reaches: Callable[[SimNode, Member, int, RecordId], bool] = lambda *_: False
         """Could the node have heard the member, which is in this lineage, all the time of late?"""
         self.num_grown = 0
         """Commits that were the newest of the highest step."""
@@ -281,7 +281,7 @@ class Invariants:
         can_make = self._manifest.recovery.policy != "none" and 0 not in lost and len(lost) < len(stages) - 1
         fine = (can_make or not lost) and set(roster.voters) <= stay
         require(fine, f"{node!r} forks without stages {lost}, voters {roster.voters}")
-        left = [f"stage {s} of {m}" for s in lost for m in place.holders(s) if self.reaches(node, m, place.lineage)]
+        left = [f"stage {s} of {m}" for s in lost for m in place.holders(s) if self.reaches(node, m, s, place.lineage)]
         require(not left, f"S4: {node!r} parts from {left}, which can be reached, and will make it again")
         self.num_checked["forks"] += 1
         self.num_checked["forks with a loss"] += bool(lost)

@@ -109,7 +109,8 @@ class Lives:
         state: Any = node.state
         ballot = max(state.ballot, state.acceptor.promised, state.acceptor.floor)
         step, attempt = (state.bench.open.step, state.bench.open.attempt) if state.bench.open else (0, 0)
-        return PeerNews(node.spec.member.incarnation, ballot, state.chain.head, step, attempt, now)
+        me = node.spec.member
+        return PeerNews(me.incarnation, ballot, state.chain.head, step, attempt, now, state.bench.lacks(me))
 
 
 class News(dict[PeerId, PeerNews]):

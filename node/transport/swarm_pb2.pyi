@@ -506,7 +506,7 @@ class Route(_message.Message):
     def __init__(self, microbatch: _Optional[int] = ..., hops: _Optional[_Union[HopRows, _Mapping]] = ..., replay: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("incarnation", "ballot", "head", "step", "attempt", "amendment", "aside", "standing")
+    __slots__ = ("incarnation", "ballot", "head", "step", "attempt", "amendment", "aside", "standing", "lacks")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
@@ -515,6 +515,7 @@ class Heartbeat(_message.Message):
     AMENDMENT_FIELD_NUMBER: _ClassVar[int]
     ASIDE_FIELD_NUMBER: _ClassVar[int]
     STANDING_FIELD_NUMBER: _ClassVar[int]
+    LACKS_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     ballot: Ballot
     head: bytes
@@ -523,7 +524,8 @@ class Heartbeat(_message.Message):
     amendment: int
     aside: bool
     standing: int
-    def __init__(self, incarnation: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., head: _Optional[bytes] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., amendment: _Optional[int] = ..., aside: _Optional[bool] = ..., standing: _Optional[int] = ...) -> None: ...
+    lacks: bool
+    def __init__(self, incarnation: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., head: _Optional[bytes] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., amendment: _Optional[int] = ..., aside: _Optional[bool] = ..., standing: _Optional[int] = ..., lacks: _Optional[bool] = ...) -> None: ...
 
 class Wish(_message.Message):
     __slots__ = ("member", "stage", "name", "address", "memory_bytes", "kept")

@@ -22,7 +22,8 @@ from protocol.chain import Chain
 from protocol.events import MessageReceived
 from protocol.fork import fork_roster, unmakeable
 from protocol.ids import Ballot, Member
-from protocol.messages import Meeting, Prepare
+from protocol.lineage import Meeting
+from protocol.messages import Prepare
 from protocol.takeover import Takeover
 
 SEEDS = (*range(29), 98)

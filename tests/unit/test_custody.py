@@ -13,7 +13,7 @@ from protocol.events import Learned, Tick
 from protocol.ids import Ballot, Member
 from protocol.learners import UNKNOWN_S
 from protocol.membership import Membership
-from protocol.messages import AppliedReport, Contact, Goodbye, Kept, Learning, Standing, Summary, Wish, Yield
+from protocol.messages import AppliedReport, Contact, Goodbye, Heartbeat, Kept, Learning, Standing, Summary, Wish, Yield
 from protocol.records import Commit, Rebuild, Role, Roster, Seating, Source, StageResult
 from protocol.seat import SeatPhase
 from tests.tools.core import BALLOT, LEAD, Core, a_manifest, holders, notes, of, sent
@@ -284,6 +284,18 @@ def test_who_gets_a_seat_in_the_other_lineage_gives_up_what_it_kept() -> None:
     assert c.state.bench.seats[1].state.role == "learner"
     beats = [c.beat() for _ in range(8)]
     assert [copies(out) for out in beats].count(True) == 1
+
+
+def test_whom_the_other_lineage_seats_already_has_no_state_for_that_and_says_so() -> None:
+    """It is no holder, and goes as soon as a coordinator hears it."""
+    c = Gave()
+    c.joins(role="active")
+    out = c.beat()
+    assert {beat.lacks for beat in sent(out, Heartbeat, "b")} == {True}
+    assert sent(out, Goodbye, "b")
+    c = Gave()
+    c.joins(role="learner")
+    assert {beat.lacks for beat in sent(c.beat(), Heartbeat, "b")} == {False}, "a learner has what it is seated for"
 
 
 def test_a_seat_without_a_whole_state_is_not_kept() -> None:

@@ -316,3 +316,5 @@ def test_present_is_who_beats_since_the_roll_was_called() -> None:
         view.news[other.peer] = PeerNews(other.incarnation, at=at)
         seen.append(other in roll.present(now))
     assert seen == [False, True, False]
+    view.news[other.peer] = PeerNews(other.incarnation, at=10.2, lacks=True)
+    assert roll.present(10.3) == {LEAD}, "who lacks its state is no holder to wait for"

@@ -42,12 +42,13 @@ class Left(Core):
         rest = tuple(Seating(1, m, "active") for m in VOTERS[3:])
         self.decide(Roster(self.state.chain.head, 0, (*seats, *rest), (), VOTERS))
 
-    def pass_time(self, seconds: float, heard: tuple[str, ...] = ()) -> list[Command]:
-        """`heard` send heartbeats meanwhile."""
+    def pass_time(self, seconds: float, heard: tuple[str, ...] = (), lacking: tuple[str, ...] = ()) -> list[Command]:
+        """`heard` send heartbeats meanwhile; `lacking` of them have no state."""
         out: list[Command] = []
         for _ in range(int(seconds * 4)):
             for peer in heard:
-                out += self.tell(Heartbeat(1, self.state.ballot, self.state.chain.head, 0, 0), peer)
+                beat = Heartbeat(1, self.state.ballot, self.state.chain.head, 0, 0, lacks=peer in lacking)
+                out += self.tell(beat, peer)
             out += self.do(Tick(dict.fromkeys(heard, 0.0)), 0.25)
         return out
 
@@ -55,10 +56,10 @@ class Left(Core):
         return self.tell(Promise(prepare.ballot, self.state.chain.head, (), ()), peer)
 
 
-def forking(c: Left, heard: tuple[str, ...] = ("c", "d")) -> Prepare:
+def forking(c: Left, heard: tuple[str, ...] = ("c", "d"), lacking: tuple[str, ...] = ()) -> Prepare:
     """It has waited and called the roll, and stands."""
     for _ in range(100):
-        asked = [p for p in sent(c.pass_time(0.25, heard), Prepare) if p.forks]
+        asked = [p for p in sent(c.pass_time(0.25, heard, lacking), Prepare) if p.forks]
         if asked:
             return asked[0]
     pytest.fail(c.state.outlook.sentence)
@@ -164,6 +165,16 @@ def test_nobody_parts_from_a_holder_that_answers() -> None:
     out = c.promise(forking(c, ("d",)), "d") + c.pass_time(4, ("d",))
     assert sent(out, Decide, "d"), "c answers no more"
     assert c.state.chain.lossy_forks == 1
+
+
+def test_who_has_no_state_is_no_holder_to_wait_for() -> None:
+    """It has come back from another lineage, and may not be able to promise."""
+    c = Left(recovery=MAKES)
+    out = c.promise(forking(c, lacking=("c",)), "d") + c.pass_time(4, ("c", "d"), lacking=("c",))
+    parts = sent(out, Decide, "d")[0].record
+    assert isinstance(parts, Roster)
+    assert Seating(2, C, "active") in parts.leaves
+    assert c.state.chain.members() == [B, D]
 
 
 def test_who_was_left_behind_is_not_led_by_those_who_left() -> None:

@@ -11,8 +11,9 @@ from protocol.chain import Chain
 from protocol.commands import Command, DropSeat
 from protocol.events import Tick
 from protocol.ids import Ballot, Member
+from protocol.lineage import Meeting
 from protocol.meeting import PATIENCE_LAPSES, Meetings, Stand
-from protocol.messages import Contact, Heartbeat, Meeting, Summary, Wish, Yield
+from protocol.messages import Contact, Heartbeat, Summary, Wish, Yield
 from protocol.records import Roster, Seating
 from protocol.view import PeerNews
 from tests.tools.core import BALLOT, LEAD, Core, a_manifest, notes, of, sent
@@ -34,10 +35,10 @@ class Coordinator:
         self.meetings = Meetings(self.me, self.core.manifest, chain, view, self.core.state.takeover)
         self.hear(C)
 
-    def hear(self, member: Member, ballot: Ballot = MINE) -> None:
+    def hear(self, member: Member, ballot: Ballot = MINE, lacks: bool = False) -> None:
         state = self.core.state
         state.view.expect(member.peer, self.now)
-        state.view.news[member.peer] = PeerNews(1, ballot, state.chain.head, 0, 0, self.now)
+        state.view.news[member.peer] = PeerNews(1, ballot, state.chain.head, 0, 0, self.now, lacks)
 
     def meets(self, member: Member = B, **changes: Any) -> tuple[bool, list[Any]]:
         """(does it stay, what it says)."""
@@ -117,6 +118,9 @@ def test_who_hears_no_holder_of_a_stage_accepts_nobody_and_gives_way() -> None:
     c.hear(C, OTHERS)
     assert c.meets(word="offers", step=0) == (True, []), "c follows another ballot: it only looks as if stage 2 were here"
     assert c.meets(step=0, ballot=Ballot(1, "b")) == (True, ["offers"])
+    c = Coordinator()
+    c.hear(C, lacks=True)
+    assert c.meets(word="offers", step=0) == (True, []), "c is seated at stage 2 without its state"
     c = Coordinator()
     c.now += c.core.manifest.timing.lapse_s + 1
     assert c.meets(word="offers", step=0) == (True, []), "c has not been heard for long"

@@ -186,8 +186,8 @@ class StageExecutor(Protocol):
     backward to head to forward, and lower microbatches to higher. A foreign tensor that does not fit (codec, shape, byte
     count, not finite) raises `PeerError('', reason)`."""
 
-    async def create(self, stage: int) -> SeatInfo:
-        """Make weights from the manifest's seed (the same bits on every machine), zero moments."""
+    async def create(self, stage: int, generation: int = 0) -> SeatInfo:
+        """Make weights from the manifest's seed and the generation (the same bits on every machine), zero moments."""
 
     async def blank(self, stage: int) -> SeatInfo:
         """A seat without state yet: all zero, age 0, no digest (''), for a learner that fills it range by range. Calls about

@@ -374,12 +374,21 @@ class Runtime:
         self._learning[command.stage] = self._spawn(self._make(command), f"rebuild stage {command.stage}")
 
     async def _make(self, command: Regrow) -> None:
-        """Make a lost stage of its neighbours' weights: a copy whose donors mix."""
+        """Make a lost stage of its neighbours' weights, a copy whose donors mix; or of nobody's."""
+        if not command.sources:
+            await self._draw(command)
+            return
         ports, stage, state_id = self.ports, command.stage, command.state_id
         donors = MixedDonors(ports.donors, self.mixer, self.state.config.member.peer, state_id)
         syllabus = RebuildSyllabus(self.state, stage, state_id, command.sources)
         means = Means(donors, ports.executor, syllabus, ports.clock, True, WEIGHT_BYTES * self.mixer.vectors, syllabus.rank)
         await self._fill(stage, means)
+
+    async def _draw(self, c: Regrow) -> None:
+        info = await self.ports.executor.create(c.stage, c.generation)
+        self._reducer.seat(c.stage, info.num_elements)
+        facts = (c.stage, c.state_id, c.step, info.digest, info.optimizer_age, c.lr_factor, c.generation)
+        self.dispatch(Learned(*facts, donors=(), num_bytes=0, seconds=0.0))
 
     def _mix_ahead(self, command: MixAhead) -> None:
         task = self._mixing.pop(command.stage, None)

@@ -137,8 +137,8 @@ class Chain:
         weights = weights_of(self.squared_norms, self._manifest.batch.tokens_per_step, self._manifest)
         whole = {source.stage for source in rebuild.sources}
         made = recipe(stage, whole, self.state_ids, weights, self._manifest)
-        if not rebuild.sources or made.sources != rebuild.sources or any(not self.holders(s) for s in whole):
-            return f"stage {stage} is not made of {rebuild.sources} but of {made.sources or made.sentence}"
+        if not made.can_be_made or made.sources != rebuild.sources or any(not self.holders(s) for s in whole):
+            return f"stage {stage} is not made of {rebuild.sources} but {made.sources or made.sentence}"
         return ""
 
     def _roster_fits(self, roster: Roster) -> str:

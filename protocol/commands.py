@@ -86,7 +86,8 @@ class Learn:
 
 @dataclass(frozen=True, slots=True)
 class Regrow:
-    """Make a lost stage of others (CheckFree): weights mixed, moments zero or mixed too. Outcomes as of Learn."""
+    """Make a lost stage of others (CheckFree): weights mixed, moments zero or mixed too. Without sources: draw it from the seed
+    and the generation. Outcomes as of Learn."""
 
     stage: int
     state_id: StateId

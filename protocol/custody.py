@@ -365,4 +365,6 @@ def _making(rebuild: Rebuild) -> str:
     """For people: what is done."""
     if is_weights_alone(rebuild):
         return f"taking over the weights of stage {rebuild.stage} alone; its optimizer begins anew"
+    if not rebuild.sources:
+        return f"drawing stage {rebuild.stage} anew from the seed"
     return f"rebuilding stage {rebuild.stage} of stages {', '.join(str(s.stage) for s in rebuild.sources)}"

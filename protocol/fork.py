@@ -42,7 +42,7 @@ def unmakeable(chain: Chain, members: Collection[Member]) -> list[int]:
     if manifest.recovery.policy == "none":
         return lacking
     sources = [s for s in range(1, manifest.num_stages) if s not in lacking and s not in chain.rebuilds]
-    return [s for s in lacking if s == 0 or not sources]
+    return [s for s in lacking if s == 0 or not (sources or manifest.redraws)]
 
 
 def may_part(chain: Chain, stay: Collection[Member], heard: Collection[Member]) -> bool:

@@ -19,8 +19,8 @@ MAX_BLOCK_STAGES = 64
 MAX_MICROBATCHES = 4096
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Admission = Literal["open", "invited"]
-Policy = Literal["none", "checkfree", "checkfree_plus", "copy", "uniform"]
-LEAN: tuple[Policy, ...] = ("checkfree", "copy", "uniform")
+Policy = Literal["none", "checkfree", "checkfree_plus", "copy", "uniform", "random"]
+LEAN: tuple[Policy, ...] = ("checkfree", "copy", "uniform", "random")
 """Policies that send not a byte more than `none` while nothing is lost: without a word they keep no embedding copies."""
 
 
@@ -291,6 +291,11 @@ class Manifest(Section):
         return self.recovery.policy == "checkfree_plus"
 
     @property
+    def redraws(self) -> bool:
+        """A lost block stage is drawn anew from the seed, and needs no other."""
+        return self.recovery.policy == "random"
+
+    @property
     def max_in_flight(self) -> int:
         """Microbatches in flight per stage-0 replica."""
         return self.batch.max_in_flight or 2 * self.num_stages
@@ -342,12 +347,12 @@ def _check_split(m: Manifest) -> None:
         raise ValueError(
             f"recovery.policy checkfree_plus swaps stages and needs num_block_stages >= 4, not {stages}; use checkfree"
         )
-    averages = m.recovery.policy != "none"
+    averages = m.recovery.policy != "none" and not m.redraws
     if m.blocks_per_stage is None:
         if layers % stages:
             raise ValueError(
                 f"{layers} transformer blocks do not divide into {stages} equal block stages; change num_block_stages"
-                " or, with recovery.policy none, give blocks_per_stage"
+                " or, with recovery.policy none or random, give blocks_per_stage"
             )
         return
     if len(m.blocks_per_stage) != stages or min(m.blocks_per_stage) < 1 or sum(m.blocks_per_stage) != layers:

@@ -4,7 +4,8 @@
     S1 or S_N: copy of the swap partner (the only block neighbour)
     adjacent ones: the nearest survivors on each side, weighted by nearness too; with one side only, a copy
 
-The baselines: `copy` takes the nearest survivor, of two as near the one below; `uniform` the plain mean of the two.
+The baselines: `copy` takes the nearest survivor, of two as near the one below; `uniform` the plain mean of the two; `random`
+draws the stage anew from the seed and its generation, of nobody's weights.
 Stage 0 is never a source, and is never made of others: it comes back from an embedding copy or not at all.
 """
 
@@ -23,10 +24,17 @@ CLIPPED_EXTRA = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Sources with coefficients that sum to 1, lower stage first; none = it cannot be rebuilt. `sentence` says why it is so."""
+    """Sources with coefficients that sum to 1, lower stage first. `sentence` says why it is so."""
 
     sources: tuple[Source, ...]
     sentence: str
+    is_drawn: bool = False
+    """Nobody's weights are needed."""
+
+    @property
+    def can_be_made(self) -> bool:
+        """Is there anything to make the stage of?"""
+        return self.is_drawn or bool(self.sources)
 
 
 def recipe(stage: int, whole: Collection[int], states: Sequence[str], weights: Sequence[float], manifest: Manifest) -> Recipe:
@@ -34,6 +42,8 @@ def recipe(stage: int, whole: Collection[int], states: Sequence[str], weights: S
     of each stage (see `weights_of`)."""
     if stage == 0:
         return Recipe((), "stage 0 has no copy left, and is not made of other stages")
+    if manifest.redraws:
+        return Recipe((), "drawn anew from the seed", is_drawn=True)
     below = max((s for s in whole if 0 < s < stage), default=None)
     above = min((s for s in whole if s > stage), default=None)
     if below is None and above is None:
@@ -61,7 +71,7 @@ def beyond_recovery(lacking: Collection[int], step: int, manifest: Manifest) -> 
             f"its copies (recovery.embedding_copies {copies}) are gone with it" if copies else "recovery.embedding_copies is 0"
         )
         why = f"stage 0 is lost, and {kept}; it cannot be made of other stages"
-    elif len(lacking) >= manifest.num_block_stages:
+    elif len(lacking) >= manifest.num_block_stages and not manifest.redraws:
         why = "all block stages are lost, and there is nothing left to make them of"
     else:
         return ""

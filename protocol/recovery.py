@@ -169,7 +169,7 @@ class Recovery:
         whole = [s for s in range(manifest.num_stages) if s not in hollow]
         weights = weights_of(chain.squared_norms, manifest.batch.tokens_per_step, manifest)
         made = recipe(stage, whole, chain.state_ids, weights, manifest)
-        if not made.sources:
+        if not made.can_be_made:
             return Next(f"waiting: stage {stage} is lost since step {chain.step}: {made.sentence}")
         generation = chain.generations[stage] + 1
         joins = tuple(Seating(stage, member, "active", generation) for member in at)

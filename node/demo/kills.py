@@ -121,7 +121,7 @@ def told(event: Mapping[str, Any]) -> str:
             return f"stage {stage} goes on at once: a copy of it is exact"
         case "rebuild":
             parts = [f"{source['coefficient']:.2f} of stage {source['stage']}" for source in event["sources"]]
-            return f"stage {stage} is rebuilt: {' + '.join(parts)} (generation {event['generation']})"
+            return f"stage {stage} is rebuilt: {' + '.join(parts) or 'drawn anew'} (generation {event['generation']})"
         case "transfer":
             return f"{event['what']}: {int(event['bytes']) / 1e6:.1f} MB handed over in {float(event['s']):.1f} s"
     return ""

@@ -79,8 +79,8 @@ class Copies:
             world.post(world.now + self.look_again_s, node, self._mix, node, command, round_)
             return
         donors = [donor for donor in found if donor]
-        seconds = max(self._seconds(node, donor, first=False) for donor in donors)
-        seconds = max(seconds, *(self._mixed_in_s(donor, command, seconds) for donor in donors))
+        seconds = max([self._seconds(node, donor, first=False) for donor in donors], default=0.0)
+        seconds = max([seconds, *(self._mixed_in_s(donor, command, seconds) for donor in donors)])
         world.handle(node, LearningGoesOn(command.stage, 0, self.state_bytes, seconds, len(donors)))
         world.post(world.now + seconds, node, self._mixed, node, command, round_, donors, seconds)
 

@@ -278,7 +278,8 @@ class Invariants:
         require(named and stay <= promised, f"{node!r} forks with {sorted(stay)}, and {sorted(promised)} promised")
         stages = range(self._manifest.num_stages)
         lost = [s for s in stages if not stay & set(place.holders(s))]
-        can_make = self._manifest.recovery.policy != "none" and 0 not in lost and len(lost) < len(stages) - 1
+        is_source_left = len(lost) < len(stages) - 1 or self._manifest.redraws
+        can_make = self._manifest.recovery.policy != "none" and 0 not in lost and is_source_left
         fine = (can_make or not lost) and set(roster.voters) <= stay
         require(fine, f"{node!r} forks without stages {lost}, voters {roster.voters}")
         left = [f"stage {s} of {m}" for s in lost for m in place.holders(s) if self.reaches(node, m, s, place.lineage)]

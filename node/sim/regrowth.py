@@ -58,7 +58,7 @@ class Regrowth(Life[Regrown]):
     def _data(self) -> dict[str, Any]:
         rng = self.rng
         data = a_manifest(rng, self.num_stages - 1, 1, 10_000, self.seed)
-        policy = rng.choice(("checkfree", "checkfree_plus", "copy", "uniform"))
+        policy = rng.choice(("checkfree", "checkfree_plus", "copy", "uniform", "random"))
         data["recovery"] = {"policy": policy, "embedding_copies": 2, "rebuild_grace_s": GRACE_S, "newcomer_wait_s": WAIT_S}
         data["recovery"]["lr_factor_decay_steps"] = rng.choice((0, 2, 5))
         return data

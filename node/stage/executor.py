@@ -66,17 +66,17 @@ class TorchExecutor:
 
     # --- seats
 
-    async def create(self, stage: int) -> SeatInfo:
+    async def create(self, stage: int, generation: int = 0) -> SeatInfo:
         """See `node.ports.StageExecutor`; an earlier seat of the stage is replaced."""
-        return await self._run(STATE, lambda: self._create(stage, blank=False))
+        return await self._run(STATE, lambda: self._create(stage, generation))
 
     async def blank(self, stage: int) -> SeatInfo:
         """See `node.ports.StageExecutor`; an earlier seat of the stage is replaced."""
-        return await self._run(STATE, lambda: self._create(stage, blank=True))
+        return await self._run(STATE, lambda: self._create(stage, None))
 
-    def _create(self, stage: int, blank: bool) -> SeatInfo:
+    def _create(self, stage: int, generation: int | None) -> SeatInfo:
         self._seats.pop(stage, None)
-        self._seats[stage] = Seat(self._manifest, stage, self._device, blank)
+        self._seats[stage] = Seat(self._manifest, stage, self._device, generation)
         return self._seats[stage].info()
 
     async def mix(self, parts: list[bytes | bytearray | memoryview], coefficients: list[float]) -> memoryview:

@@ -1,4 +1,6 @@
-"""Weights at step 0: a pure function of (manifest.seed, parameter name), the same bits on every machine.
+"""Weights at step 0: a pure function of (manifest.seed, parameter name), the same bits on every machine; of a stage that is
+drawn anew (`recovery.policy: random`) of its generation too. The others were trained around what a stage was at step 0: drawn
+so again it might fit better than a fresh draw does, which is what that policy stands for.
 
 `torch.randn` is no such function: its vectorised and scalar paths differ. Here Philox makes raw integers, their 16-bit
 parts are added in integer arithmetic (a sum of uniforms, close to a normal), and one f32 multiplication scales them.
@@ -25,7 +27,9 @@ LANES = np.uint64(0x0000_FFFF_0000_FFFF)
 LOW = np.uint64(0xFFFF_FFFF)
 
 
-def initialise(manifest: Manifest, parameters: Sequence[tuple[str, tuple[int, ...]]], flat: Tensor) -> None:
+def initialise(
+    manifest: Manifest, parameters: Sequence[tuple[str, tuple[int, ...]]], flat: Tensor, generation: int = 0
+) -> None:
     """Fill the flat vector of these parameters: norms (vectors) with ones, matrices with `initializer_range` normals."""
     first = 0
     for name, shape in parameters:
@@ -34,13 +38,14 @@ def initialise(manifest: Manifest, parameters: Sequence[tuple[str, tuple[int, ..
         if len(shape) == 1:
             view.fill_(1.0)
             continue
-        chunks = _normals(_key(manifest.seed, name), len(view), manifest.model.initializer_range)
+        chunks = _normals(_key(manifest.seed, name, generation), len(view), manifest.model.initializer_range)
         for part, values in zip(view.split(CHUNK), chunks, strict=True):
             part.copy_(torch.from_numpy(values))
 
 
-def _key(seed: int, name: str) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:16], "little")
+def _key(seed: int, name: str, generation: int) -> int:
+    drawn = f"{seed} {name} {generation}" if generation else f"{seed} {name}"
+    return int.from_bytes(hashlib.sha256(drawn.encode()).digest()[:16], "little")
 
 
 def _normals(key: int, count: int, std: float) -> Iterator[NDArray[np.float32]]:

@@ -51,9 +51,10 @@ class Gradients:
 
 
 class Seat:
-    """One stage on `device`, with zero moments and weights from the manifest's seed (`blank`: zero too). Not thread-safe."""
+    """One stage on `device`, with zero moments and weights from the manifest's seed and the generation (None: zero too). Not
+    thread-safe."""
 
-    def __init__(self, manifest: Manifest, stage: int, device: torch.device, blank: bool = False) -> None:
+    def __init__(self, manifest: Manifest, stage: int, device: torch.device, generation: int | None = 0) -> None:
         self.stage = stage
         self.device = device
         self.module = skeleton(manifest, stage)
@@ -64,9 +65,9 @@ class Seat:
         self.optimizer_age = 0
         self.gradients = Gradients()
         self.retained: dict[tuple[int, int, int], Retained] = {}
-        self._digest: str | None = "" if blank else None
-        if not blank:
-            initialise(manifest, self.parameters, self.weights)
+        self._digest: str | None = "" if generation is None else None
+        if generation is not None:
+            initialise(manifest, self.parameters, self.weights, generation)
         self._bind_parameters()
         self.module.place(device)
 

@@ -21,6 +21,7 @@ from node.demo.process import NodeProcess
 from protocol.manifest import Manifest
 from tests.integration.ends import Ending
 from tests.integration.test_numerics_over_grpc import NUM_BLOCK_STAGES, real_manifest
+from tests.numerics.harness import drawn_weights
 from tests.numerics.rebuilt import Arrays, assert_rebuilt, expected, gradient_norms
 from tests.tools.command import regrow
 from tests.tools.organiser import Organiser
@@ -73,7 +74,7 @@ def shares_by(policy: str, manifest: Manifest, before: Arrays, step: int, folder
     return {stage: norms[stage] / sum(norms[s] for s in NEIGHBOURS) for stage in NEIGHBOURS}
 
 
-@pytest.mark.parametrize("policy", ["checkfree_plus", "copy", "uniform"])
+@pytest.mark.parametrize("policy", ["checkfree_plus", "copy", "uniform", "random"])
 def test_what_a_newcomer_is_given_is_what_numpy_makes_of_the_neighbours_dumps(tmp_path: Path, policy: str) -> None:
     manifest, path = real_manifest(
         tmp_path,
@@ -90,13 +91,17 @@ def test_what_a_newcomer_is_given_is_what_numpy_makes_of_the_neighbours_dumps(tm
         ending.send(signal.SIGKILL)
         ending.check()
         newcomer = made.join(made.running(nodes[0]).invite, name="newcomer")
-        rebuilt = wait_for("it is rebuilt", lambda: made.events(newcomer, "transfer"), LIMIT_S, made.situation)[0]
+        rebuilt = wait_for("it is rebuilt", lambda: made.events(newcomer, "provenance"), LIMIT_S, made.situation)[0]
         seat = made.status(newcomer)["seats"][0]
         assert (seat["stage"], seat["step"], seat["state_id"]) == (LOST, step, rebuilt["state_id"]), "no commit since"
         given = dump(made, newcomer, LOST)
         decided = made.events(nodes[0], "rebuild")[-1]
 
-    assert decided["policy"] == policy
+    assert (decided["policy"], rebuilt["rung"]) == (policy, "recovery")
+    if policy == "random":
+        assert decided["sources"] == rebuilt["sources"] == []
+        assert_rebuilt(given, drawn_weights(manifest, LOST, generation=1))
+        return
     shares = shares_by(policy, manifest, before, step, tmp_path)
     assert {s["stage"]: s["coefficient"] for s in decided["sources"]} == pytest.approx(shares, rel=1e-6)
     worst = assert_rebuilt(given, expected(manifest, LOST, shares, after))

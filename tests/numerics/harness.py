@@ -109,11 +109,16 @@ def initial_weights(manifest: Manifest) -> dict[str, np.ndarray]:
     """The weights that the manifest's seed stands for, of all stages, by Hugging Face name."""
     weights: dict[str, np.ndarray] = {}
     for stage in range(manifest.num_stages):
-        parameters = [(name, tuple(p.shape)) for name, p in skeleton(manifest, stage).named_parameters()]
-        flat = torch.empty(sum(math.prod(shape) for _, shape in parameters))
-        initialise(manifest, parameters, flat)
-        weights |= split_flat(parameters, flat.numpy())
+        weights |= drawn_weights(manifest, stage)
     return weights
+
+
+def drawn_weights(manifest: Manifest, stage: int, generation: int = 0) -> dict[str, np.ndarray]:
+    """Those of one stage; of another generation than 0: as it is drawn anew."""
+    parameters = [(name, tuple(p.shape)) for name, p in skeleton(manifest, stage).named_parameters()]
+    flat = torch.empty(sum(math.prod(shape) for _, shape in parameters))
+    initialise(manifest, parameters, flat, generation)
+    return split_flat(parameters, flat.numpy())
 
 
 def split_flat(parameters: list[tuple[str, tuple[int, ...]]], flat: np.ndarray) -> dict[str, np.ndarray]:

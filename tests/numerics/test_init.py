@@ -29,6 +29,16 @@ def test_the_bits_never_change() -> None:
     assert hashlib.sha256(values.astype("<f4").tobytes()).hexdigest() == DIGEST
 
 
+def test_another_generation_is_another_draw() -> None:
+    parameters, manifest = [("w", (300, 500)), ("norm", (3,))], manifest_of(1, seed=7)
+    drawn = [torch.empty(150_003) for _ in range(3)]
+    for generation, flat in enumerate(drawn):
+        initialise(manifest, parameters, flat, generation)
+    assert drawn[0].numpy().tobytes() == made(parameters).tobytes(), "step 0 is generation 0"
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert abs(np.corrcoef(drawn[one][:150_000], drawn[other][:150_000])[0, 1]) < 2e-2
+
+
 def test_values_look_normal() -> None:
     values = made([("w", (1000, 1000))], std=0.5).astype(np.float64) / 0.5
     assert abs(values.mean()) < 4e-3

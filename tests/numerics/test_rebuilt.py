@@ -15,7 +15,7 @@ from node.sim.swarm import MemorySwarm, SimNode
 from node.stage.executor import TorchExecutor
 from protocol.events import Applied, Event, Learned, SeatCreated
 from protocol.manifest import Manifest
-from tests.numerics.harness import RandomTokens, at_once, manifest_of, split_flat
+from tests.numerics.harness import RandomTokens, at_once, drawn_weights, manifest_of, split_flat
 from tests.numerics.rebuilt import TOLERANCE, Arrays, assert_rebuilt, expected, gradient_norms
 
 NUM_BLOCK_STAGES = 4
@@ -125,6 +125,23 @@ def test_every_tensor_is_what_numpy_makes_of_the_neighbours(
         worst = assert_rebuilt(dumps.made[stage], expected(manifest, stage, shares, after))
         assert dumps.moments[stage] == 0.0
         print(f"{policy}, stage {stage} of {shares}: {worst:.1e}")
+
+
+@pytest.mark.parametrize("lost", [(2,), (1, 2, 3, 4)], ids=["one", "all-blocks"])
+def test_a_stage_that_is_drawn_anew_is_of_the_seed_and_its_generation(lost: tuple[int, ...]) -> None:
+    manifest = manifest_of(
+        NUM_BLOCK_STAGES,
+        max_steps=LAST + 3,
+        recovery={"policy": "random", "rebuild_grace_s": 0.0, "newcomer_wait_s": 600.0, "moments": "averaged"},
+    )
+    dumps = lose(manifest, *lost)
+    for stage in lost:
+        assert dumps.shares[stage] == {}
+        for generation, same in ((1, True), (0, False)):
+            drawn = drawn_weights(manifest, stage, generation)
+            equal = [bool(np.array_equal(dumps.made[stage][name], drawn[name])) for name in drawn if drawn[name].ndim > 1]
+            assert equal == [same] * len(equal)
+        assert (dumps.moments[stage], dumps.ages[stage]) == (0.0, 0)
 
 
 @pytest.mark.parametrize(("lost", "sources"), [(2, (1, 3)), (1, (2,))], ids=["interior", "copy"])

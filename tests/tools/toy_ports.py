@@ -102,7 +102,7 @@ class World:
 
     # executor
 
-    async def create(self, stage: int) -> SeatInfo:
+    async def create(self, stage: int, generation: int = 0) -> SeatInfo:
         await self._do("create")
         return SeatInfo(stage, 4, 48, 0, "d0")
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from protocol.averaging import sources_of
 from protocol.commands import DropSeat, Regrow
+from protocol.fork import unmakeable
 from protocol.ids import Member
 from protocol.manifest import Manifest, OptimizerSection
 from protocol.membership import Membership
@@ -191,7 +192,39 @@ def test_a_baselines_rebuild_is_refused_where_another_policys_coefficients_are_n
     assert "is not made of" in lost.chain.fits(replace(record, sources=other.sources))
 
 
-@pytest.mark.parametrize(("policy", "copies"), [("checkfree_plus", 2), ("checkfree", 0), ("copy", 0), ("uniform", 0)])
+@pytest.mark.parametrize(("stage", "gone"), [(1, {1}), (2, {2, 3}), (4, {4}), (3, {1, 2, 3, 4})])
+def test_a_stage_that_is_drawn_anew_has_no_sources_whoever_is_left(stage: int, gone: set[int]) -> None:
+    made = recipe(stage, set(range(5)) - gone, list("abcde"), [1.0] * 5, a_run(policy="random"))
+    assert (made.sources, made.can_be_made) == ((), True)
+    assert not recipe(0, {1, 2, 3, 4}, list("abcde"), [1.0] * 5, a_run(policy="random")).can_be_made
+    assert not recipe(3, {0}, list("abcde"), [1.0] * 5, a_run()).can_be_made
+
+
+@pytest.mark.parametrize("policy", ["random", "checkfree", "copy"])
+def test_a_record_is_without_sources_just_where_the_policy_says_so(policy: str) -> None:
+    lost = Lost(2, manifest=a_run(policy=policy))
+    lost.wish()
+    record = lost.rebuild(10.0)
+    assert (record.sources == ()) == (policy == "random")
+    other = (Source(1, lost.chain.state_ids[1], 1.0),) if policy == "random" else ()
+    assert "is not made of" in lost.chain.fits(replace(record, sources=other))
+    assert "it makes generation" in lost.chain.fits(replace(record, stage=0, sources=other))
+
+
+def test_where_stages_are_drawn_anew_stage_0_alone_ends_the_run() -> None:
+    lost = Lost(1, 2, 3, 4, manifest=a_run(policy="random"))
+    lost.wish()
+    assert lost.rebuild(100.0).sources == ()
+    assert unmakeable(lost.chain, [LEAD]) == []
+    assert unmakeable(Lost(1, 2, 3, 4).chain, [LEAD]) == [1, 2, 3, 4]
+    end = Lost(0, 1, manifest=a_run(policy="random"))
+    end.next(0.0)
+    assert end.next(10.0).is_end
+
+
+@pytest.mark.parametrize(
+    ("policy", "copies"), [("checkfree_plus", 2), ("checkfree", 0), ("copy", 0), ("uniform", 0), ("random", 0)]
+)
 def test_without_a_word_only_checkfree_plus_keeps_copies_of_stage_0(policy: str, copies: int) -> None:
     assert a_manifest(num_block_stages=4, recovery={"policy": policy}).recovery.embedding_copies == copies
 
@@ -217,7 +250,8 @@ def test_what_cannot_be_averaged_or_swapped_is_refused_at_the_start(policy: str)
     model = blocks | {"num_key_value_heads": 1, "max_position_embeddings": 8}
     with pytest.raises(ValueError, match="makes a stage of others tensor by tensor"):
         a_manifest(num_block_stages=4, policy=policy, model=model, blocks_per_stage=(2, 1, 1, 1))
-    assert a_manifest(num_block_stages=4, model=model, blocks_per_stage=(2, 1, 1, 1)).recovery.policy == "none"
+    for fine in ("none", "random"):
+        assert a_manifest(num_block_stages=4, policy=fine, model=model, blocks_per_stage=(2, 1, 1, 1)).blocks_per_stage
     if policy == "checkfree_plus":
         with pytest.raises(ValueError, match="needs num_block_stages >= 4"):
             a_manifest(num_block_stages=3, policy=policy)

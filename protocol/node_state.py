@@ -35,6 +35,7 @@ from protocol.events import (
 )
 from protocol.follower import Follower
 from protocol.hearing import TO_COORDINATOR, hear
+from protocol.heartbeats import Heartbeats
 from protocol.ids import Ballot, Member, PeerId
 from protocol.leader import Leader
 from protocol.lineage import Meeting
@@ -56,7 +57,6 @@ from protocol.messages import (
     Standing,
     Summary,
     Suspect,
-    Wish,
     Yield,
 )
 from protocol.node_config import NodeConfig
@@ -96,8 +96,8 @@ class NodeState:
         self._manifest, self._me = manifest, me.peer
         self._watched_step: OpenStep | None = None
         self._watch = Watch(self.view, 4 * manifest.timing.lapse_s)
-        self._next_beat = self._now = 0.0
-        self._told: Ballot | None = None  # of the coordinator that was last told of this node's address and memory
+        self._now = 0.0
+        self.heartbeats = Heartbeats(config, self.chain, self.leader, self.acceptor, self.bench, self.outlook)
         self.departure = Departure(me, self.chain, manifest.timing.leave_notice_s, self._hears_anybody)
         self._ending = Ending(manifest.timing.linger_s, 4 * manifest.timing.lapse_s)
         self._exiting = False
@@ -163,7 +163,7 @@ class NodeState:
                 self._messages[type(message)](peer, incarnation, message, now)
                 self._drain_bench(now)
             self._emit(self.takeover.take())
-            if self.takeover.won and not self._may_lead:
+            if self.takeover.won and not self.heartbeats.may_lead:
                 self.takeover.stand_back(now)
             elif self.takeover.won:
                 self._lead(now)
@@ -213,7 +213,7 @@ class NodeState:
             self.leader.learn(event.coordinator.peer)
             self.bench.leader = self.leader.peer
             self.view.expect(self.leader.peer, now)
-            self._next_beat = now
+            self.heartbeats.soon(now)
         if not self.leader.peer:
             self._say("waiting: no coordinator is known yet")
         self._emit(self.meetings.look([c.peer for c in event.rivals], Stand(self.ballot, self.coordinator is not None), now))
@@ -241,7 +241,7 @@ class NodeState:
         self.takeover.followed()
         self.view.expect(peer, now)
         self.view.heard(peer, now)
-        self._next_beat = now
+        self.heartbeats.soon(now)
         self._abdicate()
 
     def _abdicate(self) -> None:
@@ -257,7 +257,7 @@ class NodeState:
         self.coordinator = self._coordinate()
         self.coordinator.succeed(before, self.bench.addresses | {self._me: self.config.address}, now)
         self.outlook.leads()
-        self._next_beat = now
+        self.heartbeats.soon(now)
         self._out.append(Note("took_over", {"term": before.ballot.term, "from": before.peer, "step": self.chain.step}))
         self._claim()
 
@@ -284,12 +284,7 @@ class NodeState:
             self.coordinator.on_heartbeat(sender, beat, now)
 
     def _beat(self) -> Heartbeat:
-        o = self.bench.open
-        where = (o.step, o.attempt, o.amendment) if o else (0, 0, 0)
-        me, ballot = self.config.member, max(self.ballot, self.acceptor.promised, self.acceptor.floor)
-        standing = self.outlook.serial(self.ballot)
-        leads = self.coordinator or self.takeover.candidate or (self._may_lead and me in self.chain.voters)
-        return Heartbeat(me.incarnation, ballot, self.chain.head, *where, not leads, standing, self.bench.lacks(me))
+        return self.heartbeats.beat(leads=bool(self.coordinator or self.takeover.candidate))
 
     def _on_probe(self, peer: PeerId, _: int, message: Probe, now: float) -> None:
         if message.member.peer != self._me:
@@ -331,7 +326,7 @@ class NodeState:
         self.meetings.begin_anew()
         self.bench.leave_lineage(to, "joins another lineage")
         self.view.expect(to, now)
-        self._next_beat = now
+        self.heartbeats.soon(now)
         self._claim()
 
     # ---- facts for the coordinator ----
@@ -350,10 +345,6 @@ class NodeState:
             self.coordinator.on_goodbye(message.member, message.reason)
         elif peer == self.leader.peer:
             self.view.expect(peer, now - 2 * self._manifest.timing.lapse_s)
-
-    @property
-    def _may_lead(self) -> bool:
-        return self.chain.is_seated(self.config.member) and not self.bench.lacks(self.config.member)
 
     def _on_order(self, peer: PeerId, _: int, message: Order, now: float) -> None:
         if not self.orders.take(message):
@@ -379,9 +370,8 @@ class NodeState:
 
     def _on_tick(self, event: Tick, now: float) -> None:
         self.view.tick(event.heard, now)
-        beats = now >= self._next_beat
+        beats = self.heartbeats.is_due(now)
         if beats:
-            self._next_beat = now + self._manifest.timing.heartbeat_s
             self._beat_all()
             self.bench.report(now, again=True)
         self._suspect_lapsed(now, again=beats)
@@ -390,7 +380,7 @@ class NodeState:
             self.coordinator.on_tick(now, beats)
         self._watch.expire(now)
         self.bench.check_deadline(now)
-        if not self._may_lead:
+        if not self.heartbeats.may_lead:
             self.takeover.candidate = None
         elif self.chain.step < self._manifest.last_step:
             self.takeover.on_tick(now, self.coordinator.stuck_since if self.coordinator else None)
@@ -414,13 +404,8 @@ class NodeState:
             self._send(self.leader.peer, newer)
         if self.departure.is_on:
             self._send(self.leader.peer, self.departure.leave())
-        mine = self.chain.is_seated(self.config.member)
-        if self.bench.lacks(self.config.member):
-            self._send(self.leader.peer, Goodbye(self.config.member, "its seat is lost"))
-        elif (not mine and not self.departure.is_on) or (mine and self._told != self.ballot):
-            c, self._told = self.config, self.ballot
-            kept = self.bench.custody.kept()
-            self._send(self.leader.peer, Wish(c.member, c.wished_stage, c.name, c.address, c.memory_bytes, kept))
+        for message in self.heartbeats.asks(leaves=self.departure.is_on):
+            self._send(self.leader.peer, message)
 
     def _suspect_lapsed(self, now: float, again: bool) -> None:
         for peer in self._watch.lapsed(now, again):

@@ -208,12 +208,15 @@ class NodeState:
 
     def _on_leases(self, event: LeasesSeen, now: float) -> None:
         self.bench.introduce([*event.others, *([event.coordinator] if event.coordinator else [])])
-        gone = not self.chain.is_seated(self.config.member) and self.coordinator is None and self.takeover.is_gone(now)
-        if event.coordinator and (not self.leader.peer or (gone and event.coordinator.peer != self.leader.peer)):
-            self.leader.learn(event.coordinator.peer)
-            self.bench.leader = self.leader.peer
-            self.view.expect(self.leader.peer, now)
+        gone, seated = self.coordinator is None and self.takeover.is_gone(now), self.chain.is_seated(self.config.member)
+        other = event.coordinator.peer if event.coordinator and event.coordinator.peer != self.leader.peer else ""
+        if other and (not self.leader.peer or (gone and not seated)):
+            self.leader.learn(other)
+            self.bench.leader = other
+            self.view.expect(other, now)
             self.heartbeats.soon(now)
+        elif other and gone and self.heartbeats.lacks and self.takeover.is_forsaken(now):
+            self._begin_anew(other, now)
         if not self.leader.peer:
             self._say("waiting: no coordinator is known yet")
         self._emit(self.meetings.look([c.peer for c in event.rivals], Stand(self.ballot, self.coordinator is not None), now))
@@ -381,7 +384,7 @@ class NodeState:
         self._watch.expire(now)
         self.bench.check_deadline(now)
         if not self.heartbeats.may_lead:
-            self.takeover.candidate = None
+            self.takeover.stand_aside(now)
         elif self.chain.step < self._manifest.last_step:
             self.takeover.on_tick(now, self.coordinator.stuck_since if self.coordinator else None)
             self._abdicate()

@@ -107,8 +107,12 @@ class Takeover:
 
     def has_no_hope(self, now: float) -> bool:
         """Has nobody led for so long, and do those that are heard lack so much, that this lineage lives no more here?"""
+        return self.is_forsaken(now) and bool(self.lacks(now))
+
+    def is_forsaken(self, now: float) -> bool:
+        """Has nobody led for so long that those who could have gone on without a quorum have?"""
         since = self._gone_at
-        return since is not None and now - since > self._fork_after_s + HOPE_LAPSES * self._lapse_s and bool(self.lacks(now))
+        return since is not None and now - since > self._fork_after_s + HOPE_LAPSES * self._lapse_s
 
     def given_up(self, now: float) -> str:
         """Why a run on one machine is over although no quorum is left to say so: for long nobody of those that answer has
@@ -237,6 +241,12 @@ class Takeover:
             self._stand(now, forks)
         elif not self._may_fork(now):
             self._wait_in_line(self._gone_at, outbid, now)
+
+    def stand_aside(self, now: float) -> None:
+        """This node has no seat, or lacks the state for one: it stands for nothing, and sees since when nobody leads."""
+        self.candidate = None
+        since = self._gone_at
+        self._gone_at = (now if since is None else since) if self.is_gone(now) else None
 
     def _has_rival(self, now: float) -> bool:
         """Has it heard of a higher ballot, and not yet left the field to it for long enough?"""

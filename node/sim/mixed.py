@@ -3,7 +3,7 @@ and what must come of it.
 
 - What `node.sim.invariants` says holds after every event.
 - L1: once everything that passes has passed, and newcomers offer seats, steps advance within a bound, and those that hold seats
-  are of one lineage again; unless state is gone for good, or whoever holds it (`Mixed.why_over`).
+  (or think so) are of one lineage again; unless state is gone for good, or whoever holds it (`Mixed.why_over`).
 - Whoever is asked to leave at the end goes, and owes nothing.
 
 *Goodput*: steps that were committed from the first mishap to the third step after the last one, as a share of those that the
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 from node.sim.faults import Faults
 from node.sim.life import START_S, Life
@@ -126,8 +127,9 @@ class Mixed(Life[Lived]):
     def _is_one(self) -> bool:
         place = self.watch.place
         seated = {member for _, member in place.seats}
-        chains = [n.state.chain for n in self.world.alive() if n.spec.member in seated]  # type: ignore[attr-defined]
-        return all(str(chain.lineage) == place.lineage for chain in chains)
+        states: list[Any] = [node.state for node in self.world.alive()]
+        theirs = [s for s in states if s.config.member in seated or s.chain.is_seated(s.config.member)]
+        return all(str(state.chain.lineage) == place.lineage for state in theirs)
 
     def _end(self) -> None:
         """Everybody goes at once, owing nothing."""

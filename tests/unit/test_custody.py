@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from protocol.commands import Command, CreateSeat, DropSeat, GoOn, Learn, Note, StopLearning
-from protocol.events import Learned, Tick
+from protocol.events import Learned, LeasesSeen, Tick
 from protocol.ids import Ballot, Member
 from protocol.learners import UNKNOWN_S
 from protocol.membership import Membership
@@ -296,6 +296,26 @@ def test_whom_the_other_lineage_seats_already_has_no_state_for_that_and_says_so(
     c = Gave()
     c.joins(role="learner")
     assert {beat.lacks for beat in sent(c.beat(), Heartbeat, "b")} == {False}, "a learner has what it is seated for"
+
+
+def after_silence(role: Role, seconds: float) -> list[Command]:
+    """What a member of b's lineage says when it has heard nobody for so long and x claims to coordinate."""
+    c = Gave()
+    c.joins(role=role)
+    for _ in range(int(seconds)):
+        c.do(Tick(), 1.0)
+    return c.do(LeasesSeen(Contact("x", "x:1"), ())) + c.beat()
+
+
+def test_who_lacks_its_state_and_is_led_by_nobody_any_more_joins_another_lineage() -> None:
+    """It may not stand for the role, so those that could go on without a quorum have parted from it: it would wait for good."""
+    timing = a_manifest().timing
+    patience_s = timing.fork_after_s + 4 * timing.lapse_s
+    out = after_silence("active", patience_s + 2)
+    assert notes(out, "yielded") == [{"to": "x", "step": 7}]
+    assert sent(out, Wish, "x")
+    assert not notes(after_silence("active", patience_s - 2), "yielded"), "its own lineage may go on yet"
+    assert not notes(after_silence("learner", patience_s + 2), "yielded"), "it lacks nothing that it is seated for"
 
 
 def test_a_seat_without_a_whole_state_is_not_kept() -> None:

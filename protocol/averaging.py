@@ -40,7 +40,7 @@ def sources_of(stage: int, chain: Chain, manifest: Manifest) -> tuple[Source, ..
     rebuild = chain.rebuilds.get(stage)
     if chain.holders(stage):
         return rebuild.sources if rebuild else ()
-    if manifest.recovery.policy == "none" or not chain.step:
+    if not manifest.recovery.rebuilds or not chain.step:
         return ()
     whole = [s for s in range(manifest.num_stages) if chain.holders(s) and s not in chain.rebuilds]
     weights = weights_of(chain.squared_norms, manifest.batch.tokens_per_step, manifest)

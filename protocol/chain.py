@@ -6,14 +6,16 @@ import math
 from collections import deque
 from dataclasses import dataclass, replace
 
-from protocol.ids import Ballot, Member, PeerId, RecordId, StateId, hash_of, initial_state_id, next_state_id
+from protocol.ids import NO_BALLOT, Ballot, Member, PeerId, RecordId, StateId, hash_of, initial_state_id, next_state_id
 from protocol.manifest import Manifest
 from protocol.messages import Contact, Summary
 from protocol.recipes import recipe, weights_of
 from protocol.records import (
     Commit,
+    Point,
     Rebuild,
     Record,
+    Rollback,
     Roster,
     Seating,
     Share,
@@ -24,6 +26,7 @@ from protocol.records import (
     is_weights_alone,
     record_id,
 )
+from protocol.rollback import rollback_misfit, saves_after, with_point
 from protocol.rungs import Regain, regained
 from protocol.schedule import gradient_norm
 from protocol.seats import Seats
@@ -68,6 +71,14 @@ class Chain:
         """How often each stage was rebuilt."""
         self.rebuilds: dict[int, Rebuild] = {}
         """By stage: since the last commit. Whoever is seated there has to have the state made before a step can be opened."""
+        self.epoch = 0
+        """How often the run has gone back."""
+        self.fence = NO_BALLOT
+        """No step is opened under this ballot, or a lower one: such a step may have been one of those that were given up."""
+        self.points: tuple[Point, ...] = ()
+        """Steps after which all stages were to be saved, oldest first: what the run may go back to."""
+        self.rollback: Rollback | None = None
+        """Since the last commit: whoever is seated has to have the state that was saved before a step can be opened."""
         self.regained: dict[int, Regain] = {}
         """By stage: lost or handed over, and got back, since the last commit."""
         self.height = 0
@@ -93,10 +104,15 @@ class Chain:
             return f"its parent is {record.parent[:8]}, the head here is {self.head[:8]}"
         if isinstance(record, Commit):
             return self._commit_fits(record)
+        if isinstance(record, Rollback):
+            as_roster = Roster(record.parent, record.step, record.joins, (), record.voters)
+            return self._roster_fits(as_roster) or rollback_misfit(record, self)
         return self._roster_fits(record) if isinstance(record, Roster) else self._rebuild_fits(record)
 
     def _rebuild_fits(self, rebuild: Rebuild) -> str:
         stage = rebuild.stage
+        if self._manifest.recovery.policy == "checkpoint":
+            return "under policy checkpoint no stage is made of others"
         makeable = range(0 if is_older_copy(rebuild) else 1, self._manifest.num_stages)
         if stage not in makeable or rebuild.generation != self.generations[stage] + 1:
             return f"it makes generation {rebuild.generation} of stage {stage}"
@@ -188,15 +204,32 @@ class Chain:
             self.loss = record.loss_sum / record.tokens
             self.state_ids = [next_state_id(s, self.head) for s in self.state_ids]
             self.squared_norms = [result.squared_norm for result in record.results]
-            self.rebuilds, self.regained = {}, {}
+            self.rebuilds, self.regained, self.rollback = {}, {}, None
+            if saves_after(self.step, self._manifest):
+                self.points = with_point(self.points, Point(self.step, self.head, tuple(self.state_ids)))
         elif isinstance(record, Roster):
             self._seat(record)
             if is_fork(record):
                 self.lineage = self.head
                 self.lossy_forks += not all(self.holders(stage) for stage in range(self._manifest.num_stages))
-        else:
+        elif isinstance(record, Rebuild):
             self._rebuild(record)
+        else:
+            self._roll_back(record)
         return self.head
+
+    def _roll_back(self, rollback: Rollback) -> None:
+        """The chain goes on, with steps that it had before: a state that is saved once is another one each time that it is gone
+        back to."""
+        self.step, self.tokens = rollback.to_step, rollback.to_step * self._manifest.batch.tokens_per_step
+        self.state_ids = [next_state_id(state, self.head) for state in rollback.states]
+        self.points = tuple(point for point in self.points if point.step <= rollback.to_step)
+        self.epoch, self.fence, self.rollback = rollback.epoch, rollback.ballot, rollback
+        if not self.step:
+            self.loss, self.squared_norms = None, []
+        self.rebuilds = {}
+        self.past.clear()
+        self._seat(Roster(rollback.parent, rollback.step, rollback.joins, (), rollback.voters))
 
     def _seat(self, roster: Roster) -> None:
         gone = {(s.stage, s.member) for s in roster.leaves} | {(s.stage, s.member) for s in roster.joins}
@@ -235,6 +268,9 @@ class Chain:
             tuple(self.generations),
             tuple(self.rebuilds.values()),
             self.lossy_forks,
+            self.epoch,
+            self.points,
+            self.rollback,
         )
 
     def adopt(self, summary: Summary) -> str:
@@ -256,6 +292,8 @@ class Chain:
         self.head, self.height, self.step, self.tokens = summary.head, summary.height, summary.step, summary.tokens
         self.loss, self.lineage = summary.loss if summary.step else None, summary.lineage
         self.lossy_forks = summary.lossy_forks
+        self.epoch, self.points, self.rollback = summary.epoch, summary.points, summary.rollback
+        self.fence = summary.rollback.ballot if summary.rollback else NO_BALLOT
         self.state_ids, self.voters = list(summary.state_ids), summary.voters
         self.squared_norms, self.generations = list(summary.squared_norms), list(summary.generations)
         self.rebuilds = {rebuild.stage: rebuild for rebuild in summary.rebuilds}

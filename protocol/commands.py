@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from protocol.ids import Ballot, Member, PeerId, StateId
+from protocol.ids import Ballot, Member, PeerId, RecordId, StateId
 from protocol.messages import Message, PipeHeader
 from protocol.records import Role, Source
 
@@ -109,6 +109,40 @@ class GoOn:
     optimizer_age: int
     lr_factor: float
     generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Save the state that the stage has now, while training goes on. Outcome: Saved. `lineage`: commits that the run could go
+    back to, this one included; what was saved of the stage before the last complete sets of theirs is removed."""
+
+    stage: int
+    step: int
+    state_id: StateId
+    record: RecordId
+    digest: str
+    optimizer_age: int
+    lr_factor: float
+    lineage: tuple[RecordId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Make the stage's state from what was saved of it as `source` (`step` 0: from the seed); its name is `state_id` then.
+    Outcome: Learned, without donors, or RestoreFailed. Ends with DropSeat or StopLearning."""
+
+    stage: int
+    source: StateId
+    state_id: StateId
+    step: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Look which stages are saved whole. Outcome: Surveyed."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +283,9 @@ Command = (
     | Learn
     | Regrow
     | GoOn
+    | Save
+    | Restore
+    | Survey
     | MixAhead
     | StopMixing
     | StopLearning

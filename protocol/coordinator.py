@@ -58,7 +58,7 @@ class Coordinator:
     def __init__(self, manifest: Manifest, me: Member, ballot: Ballot, chain: Chain, view: View, orders: Orders) -> None:
         self.ballot = ballot
         self.members = Membership(manifest, chain)
-        self.recovery = Recovery(manifest, me, chain, view, self.members)
+        self.recovery = Recovery(manifest, me, chain, view, self.members, ballot)
         self.herald = Herald(ballot, chain, manifest.timing.heartbeat_s, orders)
         self.addresses: dict[PeerId, str] = {}
         self._teller = Teller(ballot, me, chain, view, self.addresses, manifest.timing)
@@ -151,7 +151,7 @@ class Coordinator:
         if ledger and (not ledger.names(beat.step, beat.attempt) or beat.amendment < ledger.amendment):
             self._teller.told(peer, now)
             self._send_open(member, ledger)
-        elif ledger is None and beat.step > self._chain.step:
+        elif ledger is None and beat.step > self._chain.step and beat.head == self._chain.head:
             self._teller.told(peer, now)
             self._send(peer, VoidStep(self.ballot, beat.step, beat.attempt, self._void_reason or "it is not open any more"))
 
@@ -323,8 +323,8 @@ class Coordinator:
             self._propose(commit, shares, now)
 
     def _begin(self, now: float) -> None:
-        if self.herald.exit_code:
-            return
+        if self.herald.exit_code or self.ballot <= self._chain.fence:
+            return  # after a rollback everybody is asked to follow a higher ballot first (`Takeover.on_tick`)
         step = self._chain.step
         finished = step >= self._manifest.last_step or self._orders.stopped
         if self._polls.is_due():
@@ -351,6 +351,8 @@ class Coordinator:
         step, lost = self._chain.step, self.recovery.next(now)
         if lost.sentence:
             self.herald.stand("waiting", lost.sentence, now)
+            if lost.survey:
+                self._out.append(lost.survey)
             if lost.is_end:
                 self.herald.give_up(lost.sentence, now)
             elif lost.record:

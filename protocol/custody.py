@@ -7,13 +7,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from protocol.chain import Chain
-from protocol.commands import Command, CreateSeat, DropSeat, GoOn, KeepGradients, Learn, Note, Regrow, Say, StopLearning
-from protocol.events import Learned, LearningGoesOn, SeatCreated
+from protocol.commands import (
+    Command,
+    CreateSeat,
+    DropSeat,
+    GoOn,
+    KeepGradients,
+    Learn,
+    Note,
+    Regrow,
+    Restore,
+    Say,
+    StopLearning,
+)
+from protocol.events import Applied, Learned, LearningGoesOn, RestoreFailed, SeatCreated
 from protocol.ids import Ballot, PeerId, StateId, initial_state_id
 from protocol.manifest import Manifest
 from protocol.messages import Kept, Learning, Message
-from protocol.records import Rebuild, Seating, is_older_copy, is_weights_alone
+from protocol.records import Rebuild, Rollback, Seating, is_older_copy, is_weights_alone
+from protocol.restoring import Unrestored
 from protocol.rungs import Rung
+from protocol.saving import Saving
+from protocol.schedule import later_lr_factor
 from protocol.seat import Seat, SeatPhase, SeatState
 
 REST_HEARTBEATS = 2.0
@@ -39,6 +54,7 @@ class Custody:
         self._manifest, self._me, self._chain = manifest, me, chain
         self._emit, self._tell_leader = emit, tell
         self._kept: dict[int, Seat] = {}
+        self.saving = Saving(me, chain, emit)
         self._at_rest: dict[int, float | None] = {}
         """Stages that this node is to learn, of which it has kept a whole state: that may soon be all that is left of them. It
         copies nothing over it before a step is committed, or (if it is not the newest) before this time; None: not set yet."""
@@ -147,6 +163,56 @@ class Custody:
             ]
         )
 
+    # ---- back to what was saved ----
+
+    def roll_back(self, rollback: Rollback) -> None:
+        """Everything that is held here is of steps that are given up."""
+        self.forget_kept()
+        for seat in list(self.seats.values()):
+            self.drop(seat)
+        self.saving.roll_back()
+        for seating in self._chain.seatings:
+            if seating.member.peer == self._me and seating.role == "learner":
+                self.take_seat(seating)
+            elif seating.member.peer == self._me:
+                self.restore(seating, rollback)
+
+    def restore(self, seating: Seating, rollback: Rollback) -> None:
+        """This node's seat begins with what was saved of its stage."""
+        stage, step, manifest = seating.stage, rollback.to_step, self._manifest
+        source, state_id = rollback.states[stage], self._chain.state_ids[stage]
+        state = SeatState(stage, seating.role, seating.generation, "")
+        state.provenance = {"rung": "checkpoint", "source": source, "step": step, "epoch": rollback.epoch}
+        seat = Seat(state, self._me, manifest.max_in_flight, manifest.batch.tokens_per_microbatch)
+        seat.phase = SeatPhase.LEARNING
+        self.seats[stage] = seat
+        how = f"as it was saved after step {step}" if step else "as it was at the beginning"
+        granted = {"stage": stage, "role": seating.role, "generation": seating.generation}
+        self._emit_all(
+            [
+                *([Note("granted", granted)] if seating in rollback.joins else []),
+                Say(f"holding stage {stage} ({seating.role}) {how}"),
+                Restore(stage, source, state_id, step, seating.generation),
+            ]
+        )
+
+    def not_restored(self, event: RestoreFailed) -> None:
+        """What was saved cannot be read back: the coordinator hears of it until it has decided something else."""
+        seat = self.seats.get(event.stage)
+        if seat and seat.phase is SeatPhase.LEARNING:
+            self.saving.not_restored(event)
+
+    def applied(self, seat: Seat, event: Applied) -> None:
+        """The update is in the weights of the seat, which took part in the step."""
+        state = seat.state
+        state.state_id, state.digest, state.step = event.state_id, event.digest, event.step
+        state.optimizer_age = event.optimizer_age
+        state.lr_factor = later_lr_factor(self._manifest.recovery, state.lr_factor)
+        seat.attempt, seat.phase = None, SeatPhase.IDLE
+        facts = {"stage": event.stage, "state_id": event.state_id, "digest": event.digest, "step": event.step}
+        self._emit(Note("committed", facts | {"contributors": seat.contributors}))
+        self.saving.save(state)
+
     def give_way(self, rebuild: Rebuild) -> None:
         """The stage begins anew elsewhere, or here with another state: what is held of it is of no use, unless this node gives
         it its weights, or the state that it goes on from."""
@@ -207,7 +273,7 @@ class Custody:
         state = seat.state
         state.state_id, state.digest, state.step = event.state_id, event.digest, event.step
         state.optimizer_age, state.lr_factor, state.generation = event.optimizer_age, event.lr_factor, event.generation
-        if state.provenance["rung"] not in ("recovery", "older_copy"):
+        if state.provenance["rung"] not in ("recovery", "older_copy", "checkpoint"):
             state.provenance = {"rung": "copy", "state_id": event.state_id, "step": event.step}
         if event.donors:
             self._tell_transfer(seat, event)
@@ -292,12 +358,15 @@ class Custody:
         self._emit_all([DropSeat(stage), Learn(stage)])
         self._tell_leader(Learning(ballot, stage, "", "", NOTHING_COMES_S))
 
-    def report(self, stage: int, ballot: Ballot) -> Learning | None:
+    def report(self, stage: int, ballot: Ballot) -> Learning | Unrestored | None:
         """What the coordinator, which may be another one by now, should hear again of a stage that this node learns or made
         since the last commit: that it has the newest state, or for how long nothing comes, and an older one is still here."""
         state, phase = self.seats[stage].state, self.seats[stage].phase
+        if failed := self.saving.unrestored(stage, ballot):
+            return failed
         newest = bool(state.digest) and self._is_newest(self.seats[stage])
-        has_made = newest if phase is SeatPhase.LEARNING else stage in self._chain.rebuilds and phase is SeatPhase.IDLE
+        was_made = stage in self._chain.rebuilds or self._chain.rollback is not None
+        has_made = newest if phase is SeatPhase.LEARNING else was_made and phase is SeatPhase.IDLE
         if not has_made and stage not in self._at_rest:
             return None
         return Learning(ballot, stage, state.state_id, state.digest, 0.0 if has_made else NOTHING_COMES_S)

@@ -86,6 +86,43 @@ class Learned:
 
 
 @dataclass(frozen=True, slots=True)
+class Saved:
+    """A Save ended; `trouble` says why nothing was saved, '' = it is whole in the store."""
+
+    stage: int
+    step: int
+    num_bytes: int
+    seconds: float
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreFailed:
+    """What was saved is not there, or is damaged."""
+
+    stage: int
+    source: StateId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """A stage that is saved whole, as far as can be told without reading all of it."""
+
+    stage: int
+    state_id: StateId
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """A Survey ended: what there is, or why the store cannot be looked at (`trouble`)."""
+
+    number: int
+    found: tuple[SavedState, ...]
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ComputeDone:
     """A Forward or Backward ended. `handle` is what goes to the next hop (0 = nothing)."""
 
@@ -150,6 +187,9 @@ Event = (
     | SeatCreated
     | LearningGoesOn
     | Learned
+    | Saved
+    | RestoreFailed
+    | Surveyed
     | ComputeDone
     | Reduced
     | Applied

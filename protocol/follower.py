@@ -13,7 +13,7 @@ from protocol.fork import parts_from
 from protocol.ids import Member, PeerId, RecordId
 from protocol.manifest import Manifest
 from protocol.messages import Decide, Held, Message, OpenStep, Propose, Proposed, RecordsWanted, Summary
-from protocol.records import Commit, Rebuild, Roster, Seating, Share, contributors_of, is_fork
+from protocol.records import Commit, Rebuild, Rollback, Roster, Seating, Share, contributors_of, is_fork
 from protocol.view import View
 from protocol.workbench import Workbench
 
@@ -90,8 +90,10 @@ class Follower:
             self._bench.commit(record, shares, now)
         elif isinstance(record, Roster):
             self._enroll(record, now)
-        else:
+        elif isinstance(record, Rebuild):
             self._regrow(record, now)
+        else:
+            self._roll_back(record, now)
         self._learn_early(now)
 
     def _learn_early(self, now: float) -> None:
@@ -153,6 +155,19 @@ class Follower:
         self._bench.roster_changed(now)
         self.claim()
 
+    def _roll_back(self, rollback: Rollback, now: float) -> None:
+        """Everybody goes back, and somebody takes what nobody holds."""
+        facts = {"epoch": rollback.epoch, "from_step": rollback.step, "step": rollback.to_step}
+        stages = [join.stage for join in rollback.joins]
+        self._out.append(Note("rolled_back", facts | {"stages": stages, "sources": list(rollback.states)}))
+        for join in rollback.joins:
+            where = {"stage": join.stage, "peer": join.member.peer, "role": join.role}
+            self._out.append(Note("joined", where | {"step": rollback.to_step}))
+        self._bench.roll_back(rollback)
+        self._meet(rollback.joins)
+        self._bench.roster_changed(now)
+        self.claim()
+
     def on_summary(self, peer: PeerId, _: int, message: Summary, now: float) -> None:
         """This node lacks more than the coordinator still has: it goes on from the newest, without state of its own."""
         if message.height <= self._chain.height:
@@ -168,8 +183,10 @@ class Follower:
         self._out.append(Note("caught_up", {"record": message.head, "step": message.step}))
         self._bench.custody.begin_anew()
         for seating in self._chain.seatings:
-            rebuild = self._chain.rebuilds.get(seating.stage)
-            if seating.member == self._me and rebuild and seating in rebuild.joins and seating.role == "active":
+            rebuild, rollback = self._chain.rebuilds.get(seating.stage), self._chain.rollback
+            if seating.member == self._me and rollback and seating.role != "learner":
+                self._bench.custody.restore(seating, rollback)
+            elif seating.member == self._me and rebuild and seating in rebuild.joins and seating.role == "active":
                 self._bench.custody.regrow(seating, rebuild)
             elif seating.member == self._me and seating.role == "learner":
                 self._bench.custody.take_seat(seating)

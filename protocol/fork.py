@@ -37,8 +37,11 @@ def uncovered(chain: Chain, members: Collection[Member]) -> list[int]:
 
 def unmakeable(chain: Chain, members: Collection[Member]) -> list[int]:
     """Of these stages none of the members has the whole state, and they cannot make it again: they have to wait for a holder. A
-    stage that is itself being made is nobody's source: whoever is seated there may not have it yet."""
+    stage that is itself being made is nobody's source: whoever is seated there may not have it yet.
+    Under policy `checkpoint` everything is saved elsewhere."""
     lacking, manifest = uncovered(chain, members), chain.manifest
+    if manifest.recovery.policy == "checkpoint":
+        return []
     if manifest.recovery.policy == "none":
         return lacking
     sources = [s for s in range(1, manifest.num_stages) if s not in lacking and s not in chain.rebuilds]

@@ -42,7 +42,8 @@ class Handover:
         """Who is gone wants to go no more."""
         for member in [m for m in self.leaving if self._chain.member_of(m.peer) != m]:
             del self.leaving[member]
-        self.made &= {made for made in self.made if made[0] in self._chain.rebuilds}
+        if not self._chain.rollback:
+            self.made &= {made for made in self.made if made[0] in self._chain.rebuilds}
 
     def stages(self) -> list[int]:
         """Stages whose only holders want to go: no step is opened until somebody else holds them."""
@@ -54,8 +55,10 @@ class Handover:
         return next((s.member for s in self._chain.seated(stage) if s.role == "learner"), None)
 
     def is_whole(self, stage: int) -> bool:
-        """Does somebody hold the stage's newest state?"""
+        """Does somebody hold the stage's newest state? After a rollback: do all that are to?"""
         holders = self._chain.holders(stage)
+        if self._chain.rollback:
+            return bool(holders) and all((stage, s.member, self._chain.state_ids[stage]) in self.made for s in holders)
         if stage not in self._chain.rebuilds:
             return bool(holders)
         return any((stage, s.member, self._chain.state_ids[stage]) in self.made for s in holders)

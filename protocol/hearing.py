@@ -21,12 +21,14 @@ from protocol.messages import (
     Suspect,
     Wish,
 )
+from protocol.restoring import Unrestored
 from protocol.revoking import Revoked
 
 TO_COORDINATOR = (
     Wish,
     Leave,
     Learning,
+    Unrestored,
     Suspect,
     RecordsWanted,
     ReduceReady,
@@ -64,6 +66,8 @@ def _hear_member(coordinator: Coordinator, member: Member, message: Message, now
             coordinator.on_leave(member, message, now)
     elif isinstance(message, Learning):
         coordinator.on_learning(member, message, now)
+    elif isinstance(message, Unrestored):
+        coordinator.recovery.rollbacks.on_unrestored(message)
     elif isinstance(message, AppliedReport):
         coordinator.on_applied(member, message, now)
     elif isinstance(message, OnStep) and message.ballot == coordinator.ballot:

@@ -19,8 +19,8 @@ MAX_BLOCK_STAGES = 64
 MAX_MICROBATCHES = 4096
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Admission = Literal["open", "invited"]
-Policy = Literal["none", "checkfree", "checkfree_plus", "copy", "uniform", "random"]
-LEAN: tuple[Policy, ...] = ("checkfree", "copy", "uniform", "random")
+Policy = Literal["none", "checkfree", "checkfree_plus", "copy", "uniform", "random", "checkpoint"]
+LEAN: tuple[Policy, ...] = ("checkfree", "copy", "uniform", "random", "checkpoint")
 """Policies that send not a byte more than `none` while nothing is lost: without a word they keep no embedding copies."""
 
 
@@ -177,6 +177,12 @@ class RecoverySection(Section):
         description="Passive replicas of stage 0 kept on block-stage nodes; without a value 2 for checkfree_plus, else 0.",
     )
     rebuild_grace_s: float = Field(30.0, ge=0, description="Seconds between a declared loss and a rebuild.")
+    checkpoint_every: int = Field(
+        0, ge=0, le=1_000_000, description="checkpoint only: every stage is saved after each so many steps."
+    )
+    checkpoint_store: str = Field(
+        "", max_length=1024, description="checkpoint only: where to, a directory or fsspec URL that every node reaches."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -185,6 +191,27 @@ class RecoverySection(Section):
         if isinstance(given, dict) and given.get("policy") in LEAN:
             return {"embedding_copies": 0} | given
         return given
+
+    @property
+    def rebuilds(self) -> bool:
+        """Is a lost stage made again, while the others keep what they have?"""
+        return self.policy not in ("none", "checkpoint")
+
+    @model_validator(mode="after")
+    def _has_a_store(self) -> Self:
+        given = {"checkpoint_every": self.checkpoint_every, "checkpoint_store": self.checkpoint_store}
+        named = [name for name, value in given.items() if value]
+        if self.policy != "checkpoint" and named:
+            raise ValueError(f"{named[0]} is for policy checkpoint, not {self.policy}; leave it out")
+        missing = [name for name, value in given.items() if not value]
+        if self.policy == "checkpoint" and missing:
+            what = {"checkpoint_every": "a number of steps", "checkpoint_store": "a directory or URL"}
+            raise ValueError(f"policy checkpoint needs {missing[0]}: {what[missing[0]]}")
+        if named and not (self.checkpoint_store.startswith("/") or "://" in self.checkpoint_store):
+            raise ValueError(
+                f"checkpoint_store {self.checkpoint_store}: give an absolute path or a URL: it means the same to all"
+            )
+        return self
 
 
 class WireSection(Section):
@@ -347,12 +374,12 @@ def _check_split(m: Manifest) -> None:
         raise ValueError(
             f"recovery.policy checkfree_plus swaps stages and needs num_block_stages >= 4, not {stages}; use checkfree"
         )
-    averages = m.recovery.policy != "none" and not m.redraws
+    averages = m.recovery.rebuilds and not m.redraws
     if m.blocks_per_stage is None:
         if layers % stages:
             raise ValueError(
                 f"{layers} transformer blocks do not divide into {stages} equal block stages; change num_block_stages"
-                " or, with recovery.policy none or random, give blocks_per_stage"
+                " or, with recovery.policy none, random or checkpoint, give blocks_per_stage"
             )
         return
     if len(m.blocks_per_stage) != stages or min(m.blocks_per_stage) < 1 or sum(m.blocks_per_stage) != layers:

@@ -11,7 +11,8 @@ from typing import Literal
 
 from protocol.ids import Ballot, Member, PeerId, RecordId, StateId
 from protocol.lineage import Meeting
-from protocol.records import Rebuild, Record, Role, Seating, Share
+from protocol.records import Point, Rebuild, Record, Role, Rollback, Seating, Share
+from protocol.restoring import Unrestored
 from protocol.revoking import Again, Revoke, Revoked
 
 Phase = Literal["starting", "waiting", "training", "evaluating", "paused", "finished", "leaving"]
@@ -292,6 +293,12 @@ class Summary:
     """Since the last commit."""
     lossy_forks: int = 0
     """How many Rosters on the chain forked and left a stage without a holder."""
+    epoch: int = 0
+    """How often the run has gone back."""
+    points: tuple[Point, ...] = ()
+    """What it may go back to."""
+    rollback: Rollback | None = None
+    """Since the last commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,6 +431,7 @@ Message = (
     | Suspect
     | RecordsWanted
     | Learning
+    | Unrestored
     | ReduceReady
     | ReducedReport
     | Revoked

@@ -30,7 +30,10 @@ from protocol.events import (
     MessageReceived,
     PayloadArrived,
     Reduced,
+    RestoreFailed,
+    Saved,
     SeatCreated,
+    Surveyed,
     Tick,
 )
 from protocol.follower import Follower
@@ -128,6 +131,9 @@ class NodeState:
             SeatCreated: self.bench.created,
             LearningGoesOn: self.bench.learning,
             Learned: self.bench.learned,
+            Saved: lambda event, _: self.bench.custody.saving.saved(event),
+            RestoreFailed: lambda event, _: self.bench.custody.not_restored(event),
+            Surveyed: self._on_surveyed,
             ComputeDone: self.bench.computed,
             Reduced: self.bench.reduced,
             Applied: self.bench.applied,
@@ -339,6 +345,10 @@ class NodeState:
             hear(self.coordinator, self.chain, Member(peer, incarnation), message, now)
         elif isinstance(message, Held):
             self.takeover.on_held(Member(peer, incarnation), message, now)
+
+    def _on_surveyed(self, event: Surveyed, _now: float) -> None:
+        if self.coordinator:
+            self.coordinator.recovery.rollbacks.on_surveyed(event)
 
     def _on_goodbye(self, peer: PeerId, incarnation: int, message: Goodbye, now: float) -> None:
         if message.member != Member(peer, incarnation):

@@ -64,7 +64,7 @@ def beyond_recovery(lacking: Collection[int], step: int, manifest: Manifest) -> 
     """For people: why stages of which nobody has any state, since the commit of `step`, can never be made again; '' if they
     can, or where the policy is to wait for their holders. Before the first commit everything is made from the seed."""
     copies = manifest.recovery.embedding_copies
-    if manifest.recovery.policy == "none" or not step:
+    if not manifest.recovery.rebuilds or not step:
         return ""
     if 0 in lacking:
         kept = (

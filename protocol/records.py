@@ -109,7 +109,37 @@ class Rebuild:
     voters: tuple[Member, ...]
 
 
-Record = Commit | Roster | Rebuild
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A step after which all stages are to be saved: the commit, and their state_ids."""
+
+    step: int
+    record: RecordId
+    states: tuple[StateId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """Everybody goes back: each stage goes on from what was saved of it after an earlier step, or from the seed. Steps are
+    counted from there again, so whatever was said of one before this record is fenced by its ballot: no step is opened under
+    that any more."""
+
+    parent: RecordId
+    step: int
+    """Last committed step when the record was made."""
+    epoch: int
+    """How many there are on the chain by now, this one included."""
+    to_step: int
+    states: tuple[StateId, ...]
+    """As they were saved, by stage."""
+    joins: tuple[Seating, ...]
+    """Who takes the stages that nobody holds."""
+    voters: tuple[Member, ...]
+    ballot: Ballot
+    """Under which it was made."""
+
+
+Record = Commit | Roster | Rebuild | Rollback
 
 
 def is_fork(record: Record) -> TypeGuard[Roster]:

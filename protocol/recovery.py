@@ -2,24 +2,27 @@
 
 A stage is *hollow* while no member holds its whole state: nobody is seated there, or those who are have yet to make it. No step
 is opened meanwhile. A holder that comes back with the newest state is seated again; else, after a grace, the stage is made of
-its neighbours at a newcomer, a replica that can be spared elsewhere, or at last a neighbour that takes a second seat.
+its neighbours at a newcomer, a replica that can be spared elsewhere, or at last a neighbour that takes a second seat. Under
+policy `checkpoint` such a one takes it, and all go back to what was saved (`protocol.rollbacks`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from protocol.chain import Chain, choose_voters
+from protocol.commands import Survey
 from protocol.handover import Short
-from protocol.ids import Member
+from protocol.ids import NO_BALLOT, Ballot, Member
 from protocol.manifest import Manifest
 from protocol.membership import Membership
 from protocol.messages import Learning, Wish
 from protocol.older_copy import Offer, youngest
 from protocol.placement import is_copy
 from protocol.recipes import beyond_recovery, recipe, weights_of
-from protocol.records import Rebuild, Roster, Seating, Source, is_older_copy, is_weights_alone
+from protocol.records import Rebuild, Rollback, Roster, Seating, Source, is_older_copy, is_weights_alone
+from protocol.rollbacks import Rollbacks
 from protocol.stopwatch import Stopwatch
 from protocol.view import View
 
@@ -32,15 +35,20 @@ class Next:
     """What to decide now, or (without a record) what is waited for. No sentence: every stage has its state."""
 
     sentence: str = ""
-    record: Rebuild | Roster | None = None
+    record: Rebuild | Roster | Rollback | None = None
     is_end: bool = False
     """Nothing can be decided any more: the run is over, for this reason."""
+    survey: Survey | None = None
+    """What is to be found out first."""
 
 
 class Recovery:
     """See the module. Looks at the chain; keeps what members said about stages that they were to make."""
 
-    def __init__(self, manifest: Manifest, me: Member, chain: Chain, view: View, members: Membership) -> None:
+    def __init__(
+        self, manifest: Manifest, me: Member, chain: Chain, view: View, members: Membership, ballot: Ballot = NO_BALLOT
+    ) -> None:
+        self.rollbacks = Rollbacks(me, chain, ballot, manifest.timing.heartbeat_s)
         self.memory = members.handover.heirs.memory
         self.stopwatch = Stopwatch(chain)
         self._manifest, self._me, self._chain, self._view, self._members = manifest, me, chain, view, members
@@ -60,9 +68,12 @@ class Recovery:
         self.stopwatch.look(hollow, now)
         if not hollow:
             rules = self._manifest.recovery
-            fresh = rules.policy != "none" and rules.moments == "fresh"
+            self.rollbacks.rest()
+            fresh = rules.rebuilds and rules.moments == "fresh"
             short = self._members.handover.short_of_time(now) if fresh else None
             return self._weights_alone(short) if short else Next()
+        if self._manifest.recovery.policy == "checkpoint":
+            return self._go_back(hollow, now)
         end = self._end(hollow, now)
         if end:
             return Next(end, is_end=True)
@@ -123,6 +134,33 @@ class Recovery:
         if newcomer is None:
             return Next(f"{lost}; no node can take it yet")
         return self._rebuild(stage, hollow, [newcomer])
+
+    # ---- back to what was saved ----
+
+    def _go_back(self, hollow: Sequence[int], now: float) -> Next:
+        """Once their holders have had their time, and somebody takes each stage that nobody holds."""
+        chain, lost = self._chain, [stage for stage in hollow if not self._chain.holders(stage)]
+        for stage in lost:
+            if returned := self._returned(stage):
+                sentence = f"stage {stage} goes on at {returned.member.peer[-8:]}, which is back with its state"
+                return Next(sentence, self._seat_again(stage, returned))
+        if not lost and not self.rollbacks.is_in_vain():
+            return Next(f"every stage goes back to step {chain.step}: {len(hollow)} of them have yet to be restored")
+        named = f"stage {', '.join(map(str, lost))}"
+        waiting = f"waiting: {named} has no holder since step {chain.step}"
+        left = max((self._since[stage] + self._manifest.recovery.rebuild_grace_s - now for stage in lost), default=0.0)
+        if left > 0:
+            return Next(f"{waiting}; its holder may come back for {left:.0f} s")
+        takers: dict[int, Member] = {}
+        for stage in lost:
+            taker = self._newcomer(stage, now, frozenset(takers.values()))
+            if taker is None:
+                return Next(f"{waiting}; no node can take stage {stage} yet")
+            takers[stage] = taker
+        found = self.rollbacks.decide(takers, now)
+        for stage in lost if found.record else ():
+            self.stopwatch.decides(stage, now - self._since[stage], self._manifest.recovery.rebuild_grace_s)
+        return Next(found.sentence, found.record, survey=found.survey)
 
     # ---- a holder that is back ----
 
@@ -192,25 +230,25 @@ class Recovery:
         why = f"the {short.left_s:.0f} s that its leaver has are too few for the whole state of stage {stage}"
         return Next(f"{why}: {short.heir.peer[-8:]} gets its weights alone", record)
 
-    def _newcomer(self, stage: int, now: float) -> Member | None:
+    def _newcomer(self, stage: int, now: float, taken: Collection[Member] = ()) -> Member | None:
         """Who came to copy the stage when its last holder went; a node without a seat, those first that asked for this stage; a
-        replica that its stage can spare; a neighbour."""
+        replica that its stage can spare; a neighbour. `taken`: who takes another stage."""
         going = self._members.handover.leaving
         waiting = [s.member for s in self._chain.seated(stage) if s.role == "learner" and s.member not in going]
         for member in waiting:
-            if not self._view.lapsed(member.peer, now):
+            if not self._view.lapsed(member.peer, now) and member not in taken:
                 return member
-        spares = self._members.spares(stage)
+        spares = [member for member in self._members.spares(stage) if member not in taken]
         if spares:
             return spares[0]
-        spared = self._spared(stage, now)
+        spared = self._spared(stage, now, taken)
         if spared:
             return spared
         if now - self._since[stage] < self._manifest.recovery.rebuild_grace_s + self._manifest.recovery.newcomer_wait_s:
             return None
         return self._neighbour(stage)
 
-    def _spared(self, stage: int, now: float) -> Member | None:
+    def _spared(self, stage: int, now: float, taken: Collection[Member]) -> Member | None:
         """A replica of a stage that others compute: one that does not compute there yet comes first, then the youngest of the
         stage that has most. The new seat takes the place of the old one (`Membership`)."""
         chain, heirs = self._chain, self._members.handover.heirs
@@ -219,6 +257,7 @@ class Recovery:
             s
             for s in reversed(chain.seatings)
             if s.role != "parked"
+            and s.member not in taken
             and not (s.pinned or is_copy(s, chain) or self._view.lapsed(s.member.peer, now))
             and computing.count(s.member) == (s.role == "active")
             and any(other.member != s.member for other in chain.active(s.stage))

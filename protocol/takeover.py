@@ -219,7 +219,7 @@ class Takeover:
         if self.leading:
             rival = self._rival_at is not None and not self._has_rival(now)
             forks = frozenset() if rival or stuck_since is None else self._turn_to_fork(stuck_since, now)
-            if rival or forks:
+            if rival or forks or self._leader.ballot <= self._chain.fence:
                 self.leading, self.before = False, ""
                 self._stand(now, forks)
             elif stuck_since is None:

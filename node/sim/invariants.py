@@ -23,7 +23,7 @@ from node.sim.machine import Contribution, Key, SimSeat, require, sum_digest, wh
 from node.sim.nodes import SimNode
 from node.sim.ownership import Ownership
 from protocol.chain import is_quorum
-from protocol.commands import Apply, Command, Compute, Note, Reduce, Regrow, Release, SendMessage
+from protocol.commands import Apply, Command, Compute, Note, Reduce, Regrow, Release, Restore, SendMessage
 from protocol.ids import Ballot, Member, RecordId, StateId, bitmap, initial_state_id, members_of, next_state_id
 from protocol.manifest import Manifest
 from protocol.messages import Decide, Heartbeat, Held, OpenStep, Promise
@@ -31,6 +31,7 @@ from protocol.records import (
     Commit,
     Rebuild,
     Record,
+    Rollback,
     Roster,
     Seating,
     Share,
@@ -60,6 +61,8 @@ class Place:
     """How many of those that forked left a stage without a holder."""
     made: frozenset[int] = frozenset()
     """Stages that were rebuilt since the last commit; whoever is seated there may not have them yet."""
+    epoch: int = 0
+    """How often everybody went back."""
 
     def active(self, stage: int) -> list[Member]:
         """Active replicas of a stage."""
@@ -97,6 +100,7 @@ class Invariants:
         self._child: dict[RecordId, RecordId] = {}
         self._held: defaultdict[tuple[Ballot, RecordId], set[Member]] = defaultdict(set)
         self._promised: defaultdict[tuple[Ballot, RecordId], set[Member]] = defaultdict(set)
+        self._parents: dict[RecordId, RecordId] = {}
         self._digests: dict[tuple[int, StateId], str] = {}
         self._steps: dict[tuple[int, StateId], int] = {}
         self._noted: Counter[tuple[Member, int, Key, int]] = Counter()
@@ -280,6 +284,7 @@ class Invariants:
         lost = [s for s in stages if not stay & set(place.holders(s))]
         is_source_left = len(lost) < len(stages) - 1 or self._manifest.redraws
         can_make = self._manifest.recovery.policy != "none" and 0 not in lost and is_source_left
+        can_make |= self._manifest.recovery.policy == "checkpoint"
         fine = (can_make or not lost) and set(roster.voters) <= stay
         require(fine, f"{node!r} forks without stages {lost}, voters {roster.voters}")
         left = [f"stage {s} of {m}" for s in lost for m in place.holders(s) if self.reaches(node, m, s, place.lineage)]
@@ -288,7 +293,7 @@ class Invariants:
         self.num_checked["forks with a loss"] += bool(lost)
 
     def _append(self, record: Record, name: RecordId) -> None:
-        before = self.places[record.parent]
+        before, self._parents[name] = self.places[record.parent], record.parent
         if isinstance(record, Roster):
             gone = {(s.stage, s.member) for s in record.leaves}
             seats = {key: seating for key, seating in before.seats.items() if key not in gone}
@@ -306,13 +311,15 @@ class Invariants:
             made = before.made | {record.stage}
             self.places[name] = replace(before, seats=seats, voters=record.voters, states=states, made=made)
             self.num_checked["rebuilds"] += 1
+        elif isinstance(record, Rollback):
+            self.places[name] = self._rolled_back(record, name, before)
         else:
             self._check_commit(record)
             self.commits.append((self.now(), record, name))
             states = {stage: next_state_id(state, name) for stage, state in before.states.items()}
             self.places[name] = replace(before, step=record.step, states=states, made=frozenset())
             self._steps |= dict.fromkeys(states.items(), record.step)
-        if self.places[name].step >= self.place.step:
+        if self._progress(name) >= self._progress(self.head):
             self.num_grown += isinstance(record, Commit)
             self.head = name
 
@@ -322,7 +329,36 @@ class Invariants:
         living = set(self._lineages.values())
         if living and self.place.lineage not in living:
             left = [name for name, place in self.places.items() if place.lineage in living]
-            self.head = max(reversed(left), key=lambda name: self.places[name].step)
+            self.head = max(reversed(left), key=self._progress)
+
+    def _progress(self, name: RecordId) -> tuple[int, int]:
+        return self.places[name].epoch, self.places[name].step
+
+    def _rolled_back(self, rollback: Rollback, name: RecordId, before: Place) -> Place:
+        """What everybody goes back to was the state of all stages after a step of this lineage, and is to be saved; nobody
+        loses a stage by it that he holds."""
+        states, above = dict(enumerate(rollback.states)), rollback.parent
+        while self.places[above].states != states:
+            require(above in self._parents, f"{rollback} goes back to what this lineage never was")
+            above = self._parents[above]
+        step, every = self.places[above].step, self._manifest.recovery.checkpoint_every
+        require(step == rollback.to_step <= before.step and step % every == 0, f"{rollback} goes back to step {step}")
+        taken = [s for s in rollback.joins if before.holders(s.stage)]
+        require(not taken, f"{rollback} gives away {taken}, which somebody holds")
+        require(bool(rollback.joins) or bool(before.made), f"{rollback} though nothing is lost")
+        seats = before.seats | {(s.stage, s.member): s for s in rollback.joins}
+        after = {stage: next_state_id(state, name) for stage, state in states.items()}
+        self._steps |= dict.fromkeys(after.items(), step)
+        self.num_checked["rollbacks"] += 1
+        made, epoch = frozenset(states), before.epoch + 1
+        return replace(before, seats=seats, voters=rollback.voters, step=step, states=after, made=made, epoch=epoch)
+
+    def restored(self, node: SimNode, seat: SimSeat, command: Restore) -> None:
+        """A seat has what was saved, under the name that it has from now on."""
+        self.regrown(node, seat, None)
+        known = self._digests.get((seat.stage, command.source), seat.digest)
+        require(known == seat.digest, f"S3: {node!r} restores {command} as another state")
+        self.num_checked["restored"] += 1
 
     def _check_rebuild(self, rebuild: Rebuild, before: Place) -> None:
         """What is mixed is what the sources are now; what a stage goes on from is what it was, not too long ago."""
@@ -347,6 +383,14 @@ class Invariants:
     def goes_on(self, node: SimNode, seat: SimSeat) -> None:
         """A lost stage goes on from an older state of its own."""
         self.regrown(node, seat, None)
+
+    def digests_after(self, step: int) -> dict[int, set[str]]:
+        """By stage: what it ever was after the step."""
+        states = [where for where, at in self._steps.items() if at == step and where in self._digests]
+        found: defaultdict[int, set[str]] = defaultdict(set)
+        for where in states:
+            found[where[0]].add(self._digests[where])
+        return found
 
     def digest_of(self, stage: int, state_id: StateId) -> str:
         """Digest of a state that somebody held."""
@@ -404,10 +448,15 @@ class Invariants:
             known = self._child.get(fields["parent"], fields["record"])
             fine = fields["record"] in (known, *self.forks)
             require(fine, f"S1: {node!r} notes {fields}, {known} was decided after its parent")
-            self._lineages[node.spec.member] = self.places[fields["record"]].lineage
+            place = self.places[fields["record"]]
+            self._lineages[node.spec.member] = place.lineage
+            if place.epoch != self.places[fields["parent"]].epoch:
+                self._counts_anew(node.spec.member)
         elif note.type == "yielded":
-            self._latest = {where: key for where, key in self._latest.items() if where[0] != node.spec.member}
+            self._counts_anew(node.spec.member)
             self._leaves(node.spec.member)
+        elif note.type == "caught_up" and self.place.epoch:
+            self._counts_anew(node.spec.member)
         elif note.type == "rerouted":
             self.num_checked["excluded" if fields["excluded"] else "relieved"] += 1
         elif note.type == "recovered":
@@ -418,6 +467,10 @@ class Invariants:
             every = sorted(m for bits in fields["contributors"].values() for m in members_of(bits))
             whole = list(range(self._manifest.batch.num_microbatches))
             require(every == whole, f"S2: {node!r} notes the contributors of {every} for {fields}")
+
+    def _counts_anew(self, member: Member) -> None:
+        """Its steps go back."""
+        self._latest = {where: key for where, key in self._latest.items() if where[0] != member}
 
     def _on_compute(self, node: SimNode, command: Compute) -> None:
         if not command.work.evaluate:

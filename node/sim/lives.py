@@ -8,6 +8,7 @@ from typing import Any
 from node.sim.churn import Churn
 from node.sim.cut_off import CutOff
 from node.sim.faults import COORDINATOR_PHASES, SEAT_PHASES
+from node.sim.going_back import GoingBack
 from node.sim.leaving import Leaving
 from node.sim.life import Life
 from node.sim.mixed import Mixed
@@ -28,6 +29,7 @@ NARROW: dict[str, Callable[[int], Life[Any]]] = {
     Churn.name: Churn,
     Parting.name: Parting,
     Regrowth.name: Regrowth,
+    GoingBack.name: GoingBack,
     Leaving.name: Leaving,
     Remnant.name: Remnant,
     Scattered.name: Scattered,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from node.sim.faults import Faults, Phase, Strike
 from node.sim.life import START_S, Life
@@ -44,6 +44,8 @@ class Regrowth(Life[Regrown]):
     """See the module. Raises `BrokenError`."""
 
     name = "regrowth"
+    regains: ClassVar[str] = "rebuilds"
+    """Records by which lost stages come back, as the invariants count them."""
 
     def __init__(self, seed: int, cell: tuple[Which, When] | None = None) -> None:
         super().__init__(seed, random.Random(f"regrowth {seed} {cell}"))
@@ -84,6 +86,7 @@ class Regrowth(Life[Regrown]):
         for stage in range(self.num_stages):
             require(bool(self.watch.place.active(stage)), f"stage {stage} has no holder: {self._situation()}")
         self._check_told(lost)
+        self._check_more()
         copies = world.works.copies
         left = [f"{node!r} stage {stage}" for node, stage in copies.ahead if not node.dead]
         require(not left, f"still mixed ahead, though all is back: {left}")
@@ -100,6 +103,9 @@ class Regrowth(Life[Regrown]):
             fine = ("recovery",) if renewed else ("promotion", "handover", None)
             require(told.get(stage) in fine, f"stage {stage} came back, and told is {told}: {self._situation()}")
             self.counts[told.get(stage) or "another replica lived"] += 1
+
+    def _check_more(self) -> None:
+        """What holds in other kinds of such swarms besides."""
 
     # ---- what is lost ----
 
@@ -129,8 +135,8 @@ class Regrowth(Life[Regrown]):
         if when in ("grace", "handover"):
             self.world.run(lambda: not any(m == holders[0].spec.member for _, m in self.watch.place.seats), START_S)
         if when == "handover":
-            before = self.watch.num_checked["rebuilds"]
-            self.world.run(lambda: self.watch.num_checked["rebuilds"] > before, GRACE_S + 2 * WAIT_S + 10.0)
+            before = self.watch.num_checked[self.regains]
+            self.world.run(lambda: self.watch.num_checked[self.regains] > before, GRACE_S + 2 * WAIT_S + 10.0)
         newcomer = self._newcomer(first) if when == "handover" and len(lost) == 1 else None
         for node in [newcomer] if newcomer else holders[1:]:
             if not node.dead:

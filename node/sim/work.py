@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from node.sim.checkpoints import Checkpoints
 from node.sim.copies import Copies
 from node.sim.machine import (
     COST,
@@ -32,8 +33,11 @@ from protocol.commands import (
     MixAhead,
     Reduce,
     Regrow,
+    Restore,
+    Save,
     StopLearning,
     StopMixing,
+    Survey,
     Work,
 )
 from protocol.events import Applied, CommandFailed, ComputeDone, Reduced, SeatCreated
@@ -70,7 +74,10 @@ class Works:
     def __init__(self, world: Surroundings) -> None:
         self._world = world
         self._reduces: dict[tuple[int, int, int, Any], Gathered] = {}
+        self._queued: dict[int, SimSeat | None] = {}
+        """By id of a job that waits or runs: the seat that it is for. Another one in its place is not touched by it."""
         self.copies = Copies(world)
+        self.checkpoints = Checkpoints(world)
         self.gradient_bytes = GRADIENT_BYTES
         self.forgets_stale = False
         """Is what waits for the device taken out of the queue when its attempt is discarded, as production does?"""
@@ -86,7 +93,10 @@ class Works:
             GoOn: self.copies.go_on,
             MixAhead: self.copies.mix_ahead,
             StopMixing: self.copies.stop_mixing,
-            StopLearning: self.copies.stop,
+            StopLearning: self._stop_learning,
+            Save: self.checkpoints.save,
+            Survey: self.checkpoints.survey,
+            Restore: self.checkpoints.restore,
             KeepGradients: self.copies.keep,
         }
 
@@ -112,7 +122,12 @@ class Works:
 
     def _drop_seat(self, node: SimNode, command: DropSeat) -> None:
         self.copies.drop(node, command.stage)
+        self.checkpoints.end(node, command.stage)
         node.seats.pop(command.stage, None)  # a learner has none before its first copy
+
+    def _stop_learning(self, node: SimNode, command: StopLearning) -> None:
+        self.copies.stop(node, command)
+        self.checkpoints.end(node, command.stage)
 
     def _discard(self, node: SimNode, command: Discard) -> None:
         node.seats[command.stage].discard((command.step, command.attempt))
@@ -124,6 +139,7 @@ class Works:
     def _queue_job(self, node: SimNode, command: Compute | Apply) -> None:
         if isinstance(command, Compute) and command.handle:
             node.pool.hold(command.handle)
+        self._queued[id(command)] = node.seats.get(_stage_of(command))
         node.thread.put(command)
         self._start_job(node)
 
@@ -143,12 +159,15 @@ class Works:
             return
         node.thread.busy = False
         self._start_job(node)
+        seat = self._queued.pop(id(job))
+        if seat is not node.seats.get(_stage_of(job)):
+            seat = None
         if isinstance(job, Apply):
-            self._finish_apply(node, job, took)
+            self._finish_apply(node, seat, job, took)
             return
         if job.handle:
             node.pool.let_go(job.handle)
-        work, seat = job.work, node.seats.get(job.work.stage)
+        work = job.work
         if seat is None or self._is_stale(node, work):
             failed = CommandFailed(work.stage, work.step, work.attempt, work.microbatch, "", "discarded")
             self._world.handle(node, failed if self._world.rng.random() < 0.5 else self._result(node, work, took))
@@ -169,8 +188,7 @@ class Works:
             self._world.watch.payload(node, handle, (work.step, work.attempt))
         return ComputeDone(work, handle, num_bytes, loss, tokens, took)
 
-    def _finish_apply(self, node: SimNode, command: Apply, took: float) -> None:
-        seat = node.seats.get(command.stage)
+    def _finish_apply(self, node: SimNode, seat: SimSeat | None, command: Apply, took: float) -> None:
         if seat is None:
             return
         before = seat.state_id
@@ -248,3 +266,7 @@ class Works:
         seat.sums[key] = digest
         event = Reduced(command.stage, command.step, command.attempt, digest, norm_of(digest), seconds)
         self._world.handle(node, event)
+
+
+def _stage_of(job: Compute | Apply) -> int:
+    return job.work.stage if isinstance(job, Compute) else job.stage

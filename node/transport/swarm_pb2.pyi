@@ -223,7 +223,7 @@ class DialBackAnswer(_message.Message):
     def __init__(self, dialled: _Optional[bool] = ..., reached: _Optional[bool] = ..., sentence: _Optional[str] = ..., seen_host: _Optional[str] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("heartbeat", "wish", "goodbye", "suspect", "records_wanted", "reduce_ready", "reduced_report", "stalled", "applied_report", "evaluated", "held", "propose", "decide", "open_step", "start_reduce", "void_step", "probe", "open_evaluation", "standing", "order", "promise", "prepare", "leave", "learning", "summary", "meeting", "revoke", "revoked")
+    __slots__ = ("heartbeat", "wish", "goodbye", "suspect", "records_wanted", "reduce_ready", "reduced_report", "stalled", "applied_report", "evaluated", "held", "propose", "decide", "open_step", "start_reduce", "void_step", "probe", "open_evaluation", "standing", "order", "promise", "prepare", "leave", "learning", "summary", "meeting", "revoke", "revoked", "unrestored")
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     WISH_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
@@ -253,6 +253,7 @@ class Envelope(_message.Message):
     MEETING_FIELD_NUMBER: _ClassVar[int]
     REVOKE_FIELD_NUMBER: _ClassVar[int]
     REVOKED_FIELD_NUMBER: _ClassVar[int]
+    UNRESTORED_FIELD_NUMBER: _ClassVar[int]
     heartbeat: Heartbeat
     wish: Wish
     goodbye: Goodbye
@@ -281,7 +282,8 @@ class Envelope(_message.Message):
     meeting: Meeting
     revoke: Revoke
     revoked: Revoked
-    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., wish: _Optional[_Union[Wish, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., records_wanted: _Optional[_Union[RecordsWanted, _Mapping]] = ..., reduce_ready: _Optional[_Union[ReduceReady, _Mapping]] = ..., reduced_report: _Optional[_Union[ReducedReport, _Mapping]] = ..., stalled: _Optional[_Union[Stalled, _Mapping]] = ..., applied_report: _Optional[_Union[AppliedReport, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., open_step: _Optional[_Union[OpenStep, _Mapping]] = ..., start_reduce: _Optional[_Union[StartReduce, _Mapping]] = ..., void_step: _Optional[_Union[VoidStep, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., open_evaluation: _Optional[_Union[OpenEvaluation, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., learning: _Optional[_Union[Learning, _Mapping]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., meeting: _Optional[_Union[Meeting, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., **kwargs) -> None: ...
+    unrestored: Unrestored
+    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., wish: _Optional[_Union[Wish, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., records_wanted: _Optional[_Union[RecordsWanted, _Mapping]] = ..., reduce_ready: _Optional[_Union[ReduceReady, _Mapping]] = ..., reduced_report: _Optional[_Union[ReducedReport, _Mapping]] = ..., stalled: _Optional[_Union[Stalled, _Mapping]] = ..., applied_report: _Optional[_Union[AppliedReport, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., open_step: _Optional[_Union[OpenStep, _Mapping]] = ..., start_reduce: _Optional[_Union[StartReduce, _Mapping]] = ..., void_step: _Optional[_Union[VoidStep, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., open_evaluation: _Optional[_Union[OpenEvaluation, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., learning: _Optional[_Union[Learning, _Mapping]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., meeting: _Optional[_Union[Meeting, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., unrestored: _Optional[_Union[Unrestored, _Mapping]] = ..., **kwargs) -> None: ...
 
 class Header(_message.Message):
     __slots__ = ("pipe_header", "reduce_header")
@@ -292,14 +294,16 @@ class Header(_message.Message):
     def __init__(self, pipe_header: _Optional[_Union[PipeHeader, _Mapping]] = ..., reduce_header: _Optional[_Union[ReduceHeader, _Mapping]] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("commit", "roster", "rebuild")
+    __slots__ = ("commit", "roster", "rebuild", "rollback")
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     ROSTER_FIELD_NUMBER: _ClassVar[int]
     REBUILD_FIELD_NUMBER: _ClassVar[int]
+    ROLLBACK_FIELD_NUMBER: _ClassVar[int]
     commit: Commit
     roster: Roster
     rebuild: Rebuild
-    def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., rebuild: _Optional[_Union[Rebuild, _Mapping]] = ...) -> None: ...
+    rollback: Rollback
+    def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., rebuild: _Optional[_Union[Rebuild, _Mapping]] = ..., rollback: _Optional[_Union[Rollback, _Mapping]] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("peer", "incarnation")
@@ -462,6 +466,48 @@ class Rebuild(_message.Message):
     joins: SeatingRows
     voters: MemberRows
     def __init__(self, parent: _Optional[bytes] = ..., step: _Optional[int] = ..., stage: _Optional[int] = ..., generation: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., joins: _Optional[_Union[SeatingRows, _Mapping]] = ..., voters: _Optional[_Union[MemberRows, _Mapping]] = ...) -> None: ...
+
+class Point(_message.Message):
+    __slots__ = ("step", "record", "states")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    record: bytes
+    states: bytes
+    def __init__(self, step: _Optional[int] = ..., record: _Optional[bytes] = ..., states: _Optional[bytes] = ...) -> None: ...
+
+class Rollback(_message.Message):
+    __slots__ = ("parent", "step", "epoch", "to_step", "states", "joins", "voters", "ballot")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TO_STEP_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    JOINS_FIELD_NUMBER: _ClassVar[int]
+    VOTERS_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    parent: bytes
+    step: int
+    epoch: int
+    to_step: int
+    states: bytes
+    joins: SeatingRows
+    voters: MemberRows
+    ballot: Ballot
+    def __init__(self, parent: _Optional[bytes] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., to_step: _Optional[int] = ..., states: _Optional[bytes] = ..., joins: _Optional[_Union[SeatingRows, _Mapping]] = ..., voters: _Optional[_Union[MemberRows, _Mapping]] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ...) -> None: ...
+
+class Unrestored(_message.Message):
+    __slots__ = ("ballot", "stage", "state_id", "reason")
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    STATE_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ballot: Ballot
+    stage: int
+    state_id: bytes
+    reason: str
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., stage: _Optional[int] = ..., state_id: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Contact(_message.Message):
     __slots__ = ("peer", "address")
@@ -744,7 +790,7 @@ class Decide(_message.Message):
     def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., shares: _Optional[_Union[ShareRows, _Mapping]] = ..., contacts: _Optional[_Union[ContactRows, _Mapping]] = ...) -> None: ...
 
 class Summary(_message.Message):
-    __slots__ = ("ballot", "head", "step", "tokens", "loss", "seatings", "voters", "state_ids", "contacts", "height", "lineage", "squared_norms", "generations", "rebuilds", "lossy_forks")
+    __slots__ = ("ballot", "head", "step", "tokens", "loss", "seatings", "voters", "state_ids", "contacts", "height", "lineage", "squared_norms", "generations", "rebuilds", "lossy_forks", "epoch", "points", "rollback")
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -760,6 +806,9 @@ class Summary(_message.Message):
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     REBUILDS_FIELD_NUMBER: _ClassVar[int]
     LOSSY_FORKS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    POINTS_FIELD_NUMBER: _ClassVar[int]
+    ROLLBACK_FIELD_NUMBER: _ClassVar[int]
     ballot: Ballot
     head: bytes
     step: int
@@ -775,7 +824,10 @@ class Summary(_message.Message):
     generations: _containers.RepeatedScalarFieldContainer[int]
     rebuilds: _containers.RepeatedCompositeFieldContainer[Rebuild]
     lossy_forks: int
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., head: _Optional[bytes] = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., seatings: _Optional[_Union[SeatingRows, _Mapping]] = ..., voters: _Optional[_Union[MemberRows, _Mapping]] = ..., state_ids: _Optional[bytes] = ..., contacts: _Optional[_Union[ContactRows, _Mapping]] = ..., height: _Optional[int] = ..., lineage: _Optional[bytes] = ..., squared_norms: _Optional[_Iterable[float]] = ..., generations: _Optional[_Iterable[int]] = ..., rebuilds: _Optional[_Iterable[_Union[Rebuild, _Mapping]]] = ..., lossy_forks: _Optional[int] = ...) -> None: ...
+    epoch: int
+    points: _containers.RepeatedCompositeFieldContainer[Point]
+    rollback: Rollback
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., head: _Optional[bytes] = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., seatings: _Optional[_Union[SeatingRows, _Mapping]] = ..., voters: _Optional[_Union[MemberRows, _Mapping]] = ..., state_ids: _Optional[bytes] = ..., contacts: _Optional[_Union[ContactRows, _Mapping]] = ..., height: _Optional[int] = ..., lineage: _Optional[bytes] = ..., squared_norms: _Optional[_Iterable[float]] = ..., generations: _Optional[_Iterable[int]] = ..., rebuilds: _Optional[_Iterable[_Union[Rebuild, _Mapping]]] = ..., lossy_forks: _Optional[int] = ..., epoch: _Optional[int] = ..., points: _Optional[_Iterable[_Union[Point, _Mapping]]] = ..., rollback: _Optional[_Union[Rollback, _Mapping]] = ...) -> None: ...
 
 class Yield(_message.Message):
     __slots__ = ("ballot", "to")

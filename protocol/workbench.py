@@ -26,7 +26,7 @@ from protocol.events import (
     Reduced,
     SeatCreated,
 )
-from protocol.ids import ATTEMPTS_PER_TERM, NO_BALLOT, Ballot, Member, PeerId, bitmap
+from protocol.ids import NO_BALLOT, Ballot, Member, PeerId, bitmap
 from protocol.ledger import norms_agree
 from protocol.manifest import Manifest
 from protocol.messages import (
@@ -36,21 +36,18 @@ from protocol.messages import (
     OpenEvaluation,
     OpenStep,
     PipeHeader,
-    Stalled,
     StartReduce,
     VoidStep,
 )
 from protocol.pace import Pace
-from protocol.pulse import Pulse
 from protocol.records import Commit, Rollback, Share, short
 from protocol.repeats import Repeats
 from protocol.replica_set import reduce_misfit, summands
 from protocol.revoking import Revoke, Revoked
 from protocol.schedule import gradient_scale, learning_rate
 from protocol.seat import Incoming, Seat, SeatPhase
+from protocol.stalls import Stalls
 
-DEADLINE_FACTOR = 4.0
-"""Of a microbatch, times the slowest; at least a heartbeat more than a lapse, which says more of what is wrong."""
 MAX_ADDRESSES = 8192
 
 
@@ -75,8 +72,7 @@ class Workbench:
         self._voided: tuple[Ballot, int, int] = (NO_BALLOT, 0, 0)
         self._reported = Repeats(manifest.timing.heartbeat_s)
         """Reports of the seats, by stage."""
-        self._stalled: tuple[float, Stalled] | None = None
-        self._pulse = Pulse(manifest.timing.heartbeat_s, manifest.timing.first_microbatch_s)
+        self._stalls = Stalls(manifest.timing)
         self._pace = Pace()
         self._out: list[Command] = []
         self.orders: dict[type, Callable[[Any, float], None]] = {
@@ -133,7 +129,8 @@ class Workbench:
         self.custody.begin_anew(why)
         self._averaging.look()
         self.leader, self.ballot = leader, NO_BALLOT
-        self._pending = self._pending_evaluation = self._stalled = None
+        self._pending = self._pending_evaluation = None
+        self._stalls.clear()
         self._voided = (NO_BALLOT, 0, 0)
         self._reported.clear()
 
@@ -149,7 +146,8 @@ class Workbench:
     def roll_back(self, rollback: Rollback) -> None:
         """Everybody goes back to an earlier step (the chain has done so already)."""
         self.close_attempt()
-        self._pending = self._pending_evaluation = self._stalled = None
+        self._pending = self._pending_evaluation = None
+        self._stalls.clear()
         self.custody.roll_back(rollback)
 
     def created(self, event: SeatCreated, now: float) -> None:
@@ -201,8 +199,8 @@ class Workbench:
         return bool(wrong)
 
     def _open(self, step: OpenStep, now: float) -> None:
-        self.open, self._stalled = step, None
-        self._pulse.opened()
+        self.open = step
+        self._stalls.opened()
         self._pace.opened()
         self.end_evaluation()
         self.introduce(step.contacts)
@@ -222,7 +220,8 @@ class Workbench:
             wrong = wrong or "an amendment is about the same seats"
         if self._refuse(wrong or "".join(misfits)):
             return
-        self.open, self._stalled = message, None
+        self.open = message
+        self._stalls.clear()
         self.introduce(message.contacts)
         self._reported.clear()
         for seat, work in mine:
@@ -288,9 +287,8 @@ class Workbench:
         """Tell the coordinator what the seats have reached; `again`: repeat what it has not answered."""
         if again:
             self.custody.look(self.ballot, now)
-        if self._stalled and self.open and now - self._stalled[0] >= self._manifest.timing.lapse_s:
-            self._stalled = now, self._stalled[1]
-            self._tell_leader(self._stalled[1])
+        if self.open and (stalled := self._stalls.again(now)):
+            self._tell_leader(stalled)
         for stage, seat in sorted(self.seats.items()):
             report = seat.report()
             if report and (not again or self.is_due(stage, now)):
@@ -401,7 +399,7 @@ class Workbench:
     def computed(self, event: ComputeDone, now: float) -> None:
         """A computation ended."""
         work = event.work
-        self._pulse.ended(event.seconds)
+        self._stalls.ended(event.seconds)
         seat = self.seats.get(work.stage)
         if not work.evaluate and not math.isfinite(event.loss_sum) and self._is_open(work.step, work.attempt):
             self._stall(work.microbatch, "", f"the loss of microbatch {work.microbatch} is not finite", now)
@@ -435,38 +433,18 @@ class Workbench:
 
     def _stall(self, microbatch: int, peer: PeerId, reason: str, now: float, unsent: bool = False) -> None:
         """Tell the coordinator once; `report` repeats it until the attempt is voided."""
-        o = self.open
-        if o and self._stalled is None:
-            self._stalled = now, Stalled(o.ballot, o.step, o.attempt, microbatch, peer, reason, unsent)
-            self._tell_leader(self._stalled[1])
+        if self.open and (stalled := self._stalls.enter(self.open, microbatch, peer, reason, now, unsent)):
+            self._tell_leader(stalled)
 
     @property
     def defect(self) -> str:
         """Why this node is of no use any more; '' as long as it is."""
-        return "its device does not answer: no computation ends any more" if self._pulse.is_gone else ""
+        return self._stalls.defect
 
     def check_deadline(self, now: float) -> None:
-        """What does not come to an end in time stalls the attempt: a computation here, or at stage 0 a microbatch on its way
-        through the pipe, whose deadline doubles with each attempt."""
-        seats = self.seats.values()
-        computing = next((key for seat in seats if seat.attempt for key in seat.attempt.computing), None) if seats else None
-        applying = SeatPhase.APPLYING in [seat.phase for seat in seats]
-        if self._pulse.tick(computing is not None, applying, now) and computing:
-            op, microbatch, _ = computing
-            self._stall(microbatch, "", f"{op} of microbatch {microbatch} has not ended after {self._pulse.limit_s:.0f} s", now)
-        seat, timing = self.seats.get(0), self._manifest.timing
-        oldest = seat.oldest_in_flight() if seat else None
-        if seat is None or oldest is None or self.open is None:
-            return
-        measured = max(timing.lapse_s + timing.heartbeat_s, DEADLINE_FACTOR * seat.latency_s)
-        deadline = (
-            measured * 2.0 ** min((self.open.attempt - 1) % ATTEMPTS_PER_TERM, 10)
-            if seat.latency_s
-            else timing.first_microbatch_s
-        )
-        waited = now - oldest[1]
-        if waited > max(measured, min(deadline, timing.first_microbatch_s)):
-            self._stall(oldest[0], "", f"microbatch {oldest[0]} is not back after {waited:.1f} s", now)
+        """Time has passed: what is overdue is told."""
+        if stalled := self._stalls.look(self.seats.values(), self.open, now):
+            self._tell_leader(stalled)
 
     # ---- evaluation ----
 

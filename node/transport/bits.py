@@ -5,6 +5,7 @@ from __future__ import annotations
 from node.transport.checks import MAX_MICROBATCHES, MAX_TUPLE_ITEMS, WireError
 
 MAX_PLACE_BITS = (MAX_TUPLE_ITEMS - 1).bit_length()
+MAX_SIZE_BYTES = 3
 
 
 def put_bits(bitmap: str) -> bytes:
@@ -110,15 +111,19 @@ def size_bytes(value: int) -> bytes:
 
 def take_size(data: bytes, at: int) -> tuple[int, int]:
     """(a varint of at most 3 bytes in its shortest form, index behind it). Raises `WireError`."""
+    found = take_varint(data, at, MAX_SIZE_BYTES, shortest=True)
+    if found is None:
+        raise WireError("value", "a size that is cut off, too large or longer than it needs to be")
+    return found
+
+
+def take_varint(data: bytes, at: int, max_bytes: int, shortest: bool = False) -> tuple[int, int] | None:
+    """(the varint at this index, index behind it); None where none of at most `max_bytes` is whole, or where it is longer than
+    it needs to be and only the `shortest` form will do."""
     value = 0
-    for shift in (0, 7, 14):
-        if at >= len(data):
-            break
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
+    for index in range(at, min(at + max_bytes, len(data))):
+        byte = data[index]
+        value |= (byte & 0x7F) << 7 * (index - at)
         if byte < 0x80:
-            if shift and not byte:
-                break
-            return value, at
-    raise WireError("value", "a size that is cut off, too large or longer than it needs to be")
+            return None if shortest and index > at and not byte else (value, index + 1)
+    return None

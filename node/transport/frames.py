@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from node.transport import swarm_pb2
-from node.transport.bits import size_bytes
+from node.transport.bits import size_bytes, take_varint
 from node.transport.checks import WireError
 from node.transport.config import Answer, Closing, Hello, PayloadHead, Receipt, Welcome
 from node.transport.names import Names
@@ -30,6 +30,8 @@ _CHUNK_TAG = 3 << 3 | 2
 _POSITION_TAG = 1 << 3
 _DATA_TAG = 2 << 3 | 2
 _MAX_CHUNK_FRAME = MAX_CHUNK_BYTES + 64
+_MAX_VARINT_BYTES = 9
+"""Of a number that is not negative, as protobuf writes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,27 +132,17 @@ def _quick_chunk(data: bytes) -> Chunk | None:
     size = len(data)
     if not 4 < size <= _MAX_CHUNK_FRAME or data[0] != _CHUNK_TAG:
         return None
-    length, at = _read_varint(data, 1)
-    if at + length != size:
-        return None
+    at = _inside(data, 1)
     position = 0
-    if data[at] == _POSITION_TAG:
-        position, at = _read_varint(data, at + 1)
-    if at >= size or data[at] != _DATA_TAG:
+    if at and data[at] == _POSITION_TAG:
+        position, at = take_varint(data, at + 1, _MAX_VARINT_BYTES) or (0, 0)
+    if not 0 < at < size or data[at] != _DATA_TAG:
         return None
-    length, at = _read_varint(data, at + 1)
-    return Chunk(position, memoryview(data)[at:]) if at + length == size else None
+    at = _inside(data, at + 1)
+    return Chunk(position, memoryview(data)[at:]) if at else None
 
 
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """(value, index behind it); the index is beyond the data where no varint of at most 9 bytes is whole."""
-    value = 0
-    for shift in range(0, 63, 7):
-        if at >= len(data):
-            break
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-    return 0, len(data) + 1
+def _inside(data: bytes, at: int) -> int:
+    """Index behind the length at this index, if it is that of all the bytes that follow, of which there are some; else 0."""
+    length, behind = take_varint(data, at, _MAX_VARINT_BYTES) or (0, 0)
+    return behind if length and behind + length == len(data) else 0

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pytest
 from google.protobuf.descriptor import Descriptor
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from node.transport import checks, config, frames, swarm_pb2, wire
@@ -125,10 +125,23 @@ def test_a_chunk_is_what_protobuf_would_write(position: int, size: int) -> None:
 @given(st.binary(max_size=60), st.integers(0, 1 << 40), st.integers(0, 80), st.binary(max_size=3))
 def test_a_damaged_chunk_is_read_as_protobuf_reads_it(data: bytes, position: int, cut: int, tail: bytes) -> None:
     whole = swarm_pb2.BulkFrame(chunk=swarm_pb2.Chunk(position=position, data=data)).SerializeToString()
-    damaged = whole[:cut] + tail
-    mine = outcome(frames.decode_bulk, damaged)
+    read_alike(whole[:cut] + tail)
+
+
+@settings(max_examples=600)
+@example([0x80, 0x80, 0x80, 0])
+@example([3, 8, 0x80, 0x80])
+@example([0x80 + 5, 0, 8, 0x80, 0x80, 0x80, 0])
+@given(st.lists(st.sampled_from([0, 1, 2, 3, 4, 8, 0x12, 0x80, 0x81, 0x83, 0xFF]), max_size=14))
+def test_a_chunk_in_any_other_form_is_read_as_protobuf_reads_it(rest: list[int]) -> None:
+    """Lengths of nothing, longer than they need to be, and cut off."""
+    read_alike(bytes([0x1A, *rest]))
+
+
+def read_alike(data: bytes) -> None:
+    mine = outcome(frames.decode_bulk, data)
     if isinstance(mine, Chunk):
-        theirs = swarm_pb2.BulkFrame.FromString(damaged).chunk
+        theirs = swarm_pb2.BulkFrame.FromString(data).chunk
         assert (mine.position, bytes(mine.data)) == (theirs.position, theirs.data)
 
 

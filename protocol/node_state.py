@@ -391,7 +391,7 @@ class NodeState:
         if self.coordinator:
             self.coordinator.lacks = self.takeover.lacks(now)
             self.coordinator.on_tick(now, beats)
-        self._watch.expire(now)
+        self._watch.expire(now, self.chain.member_of)
         self.bench.check_deadline(now)
         if not self.heartbeats.may_lead:
             self.takeover.stand_aside(now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from protocol.ids import PeerId
 from protocol.view import View
@@ -36,8 +36,11 @@ class Watch:
         """Answer the heartbeats of a peer that probes or is probed, without answering answers for ever."""
         self._until[peer] = now + self._while_s
 
-    def expire(self, now: float) -> None:
-        """Time has passed."""
+    def expire(self, now: float, members: Callable[[PeerId], object]) -> None:
+        """Time has passed. Who was named and is no member any more is not spoken to: it may belong to another lineage, whose
+        ballots are of no concern here, nor these there."""
+        if any(members(peer) is None for peer in self._named):
+            self._named = {peer: None for peer in self._named if members(peer) is not None}
         if self._until:
             self._until = {peer: until for peer, until in self._until.items() if now < until}
 

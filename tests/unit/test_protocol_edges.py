@@ -203,6 +203,20 @@ def test_answers_are_not_answered() -> None:
     assert not sent(core.tell(beat, "p2.0"), Heartbeat, "p2.0")
 
 
+def test_whom_a_step_named_is_spoken_to_until_it_is_off_the_roster() -> None:
+    """It may belong to another lineage: two coordinators that hear each other's ballots outbid each other for good."""
+    manifest = a_manifest()
+    core = Core(manifest, "p1.0", holders(manifest))
+    core.open()
+    core.state._watch.name(["p2.0"], core.now)
+    assert sent(core.do(Tick(), 1.0), Heartbeat, "p2.0")
+    chain = core.state.chain
+    core.decide(Roster(chain.head, chain.step, (), tuple(chain.seated(2)), (LEAD,)))
+    core.do(Tick(), 1.0)
+    assert not sent(core.do(Tick(), 1.0), Heartbeat, "p2.0")
+    assert sent(core.do(Tick(), 1.0), Heartbeat, LEAD.peer)
+
+
 # ---- who goes ----
 
 

@@ -19,7 +19,7 @@ SEEDS ?= 100
 FROM ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-full field sim-soak sim-scale bench bench-recovery chaos mutants lint format proto proto-check wheel clean
+.PHONY: help venv demo test test-full field sim-soak sim-scale lab bench bench-recovery chaos mutants lint format proto proto-check wheel clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1 - \2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -57,6 +57,9 @@ sim-soak: $(DEV)  ## SEEDS=n simulated swarms FROM=k on, all faults mixed; the l
 
 sim-scale: $(DEV)  ## hours of a large simulated swarm that loses nodes (ARGS="--nodes 1000 --hours 6 --loss 0.10"); JSON
 	@$(PY) -m node.sim.scale $(ARGS)
+
+lab: $(RUNTIME)  ## what the loss of a stage costs, by policy (an hour; ARGS="--quick": a minute); the last line is JSON
+	@$(BIN)/regrow lab forks $(ARGS)
 
 bench: $(DEV)  ## tokens/s of a swarm against a plain loop; the last line is JSON
 	@$(PY) -m tests.bench $(ARGS)

@@ -28,8 +28,8 @@ def commands(command: Any = None, words: tuple[str, ...] = ()) -> list[tuple[str
 
 
 def test_there_are_all_commands() -> None:
-    wanted = "init,start,join,invite,status,leave,stop,pause,resume,ticket,demo,sim,config,data prepare,debug dump".split(",")
-    assert {" ".join(words) for words in commands()} == set(wanted)
+    wanted = "init,start,join,invite,status,leave,stop,pause,resume,ticket,demo,sim,config,lab forks,data prepare,debug dump"
+    assert {" ".join(words) for words in commands()} == set(wanted.split(","))
 
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)

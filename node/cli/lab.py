@@ -1,0 +1,73 @@
+"""`regrow lab`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+PANEL = "Try it"
+LAYERS = (1, 2, 4)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    lab = typer.Typer(no_args_is_help=True, help="Measure recovery policies.")
+    lab.command()(forks)
+    app.add_typer(lab, name="lab", rich_help_panel=PANEL)
+
+
+def forks(
+    work: Annotated[
+        Path, typer.Option("--work", metavar="DIR", help="Data, warm states and results; what is there is not done again.")
+    ] = Path("lab-work"),
+    quick: Annotated[bool, typer.Option("--quick", help="A toy of everything, in less than two minutes.")] = False,
+    layers: Annotated[
+        list[int] | None, typer.Option("--layers", help="Layers per stage: 1, 2 or 4; repeatable. Default: 2.")
+    ] = None,
+    better: Annotated[bool, typer.Option("--better", help="Also changes to checkfree, at the last warm step.")] = False,
+    seeds: Annotated[int | None, typer.Option("--seeds", min=1, max=100, help="Runs with other weights and data.")] = None,
+    warm: Annotated[
+        list[int] | None, typer.Option("--warm", min=51, help="A step after which a stage is lost; repeatable.")
+    ] = None,
+    fork_steps: Annotated[int | None, typer.Option("--fork-steps", min=4, help="Steps of a fork.")] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="FILE", help="Text to train on. Default: State of the Union addresses.")
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes, of one thread each.")] = 2,
+    run_steps: Annotated[int, typer.Option("--run-steps", min=1, help="Derived hours: useful steps of a run.")] = 10_000,
+    step_s: Annotated[float, typer.Option("--step-s", min=1e-3, help="Derived hours: seconds of a step.")] = 91.3,
+    failing_stages: Annotated[
+        int, typer.Option("--failing-stages", min=1, help="Derived hours: block stages that may fail.")
+    ] = 6,
+) -> int:
+    """What the loss of a stage costs, by policy: paired forks of one warm state, on the same samples.
+
+    Tables as Markdown; the last line on stdout is JSON. Interrupted, it goes on where it was.
+
+    Example: **regrow lab forks --quick**
+    """
+    from node.ports import UnusableError
+
+    wrong = [number for number in layers or () if number not in LAYERS]
+    if wrong:
+        raise UnusableError(2, f"--layers {wrong[0]}: use 1, 2 or 4")
+    from node.lab.derived import Run
+    from node.lab.run import ForkOptions, run
+    from node.lab.setup import DEFAULT, QUICK
+
+    setup = QUICK if quick else DEFAULT
+    changes = {
+        "seeds": seeds and tuple(range(seeds)),
+        "warm_steps": warm and tuple(sorted(set(warm))),
+        "fork_steps": fork_steps,
+    }
+    setup = replace(setup, **{key: value for key, value in changes.items() if value})  # type: ignore[arg-type]
+    setups = tuple(setup.with_layers(number) for number in sorted(set(layers or (setup.layers_per_stage,))))
+    found = run(ForkOptions(work, setups, data, better, jobs, Run(run_steps, step_s, failing_stages)))
+    print(found.text)
+    print(json.dumps(found.told))
+    return 0

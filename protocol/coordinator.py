@@ -91,6 +91,7 @@ class Coordinator:
         """Take over a run that goes on: everybody on the roster is expected to be heard, and those that promised have said
         that the coordinator before is silent for them too."""
         self.addresses |= addresses
+        self.recovery.succeed(before.vacant, now)
         self.herald.validation, self._polls.polled_step = before.validation, max(0, before.validation[0])
         for member in self._chain.members():
             self._view.expect(member.peer, now)

@@ -26,6 +26,9 @@ from protocol.rollbacks import Rollbacks
 from protocol.stopwatch import Stopwatch
 from protocol.view import View
 
+FIND_LAPSES = 2.0
+"""Left of a grace after a takeover, at least: until its coordinator has lapsed for whoever is back, and it has seen another one
+in the directory."""
 SPARED = ("learner", "passive", "active")
 """Roles of those that move to a lost stage, the ones that are missed least first."""
 
@@ -54,6 +57,13 @@ class Recovery:
         self._manifest, self._me, self._chain, self._view, self._members = manifest, me, chain, view, members
         self._made = members.handover.made
         self._since: dict[int, float] = {}
+        self._began = -1e9
+
+    def succeed(self, vacant: dict[int, float], now: float) -> None:
+        """Take over. `vacant`: since when a stage has no holder. Its grace has begun then; but a holder that came back while
+        nobody coordinated has to find out who does now."""
+        most_s = max(0.0, self._manifest.recovery.rebuild_grace_s - FIND_LAPSES * self._manifest.timing.lapse_s)
+        self._since, self._began = {stage: max(since, now - most_s) for stage, since in vacant.items()}, now
 
     def on_learning(self, member: Member, message: Learning) -> None:
         """A member says that it holds a state."""
@@ -89,7 +99,8 @@ class Recovery:
     def _end(self, hollow: Sequence[int], now: float) -> str:
         """Why nothing can bring the stages back, once their holders have had their time to return; '' while something can."""
         recovery, lapse_s = self._manifest.recovery, self._manifest.timing.lapse_s
-        if now - max(self._since.values()) < max(recovery.rebuild_grace_s, lapse_s) or any(map(self._returned, hollow)):
+        waited_s = now - max(self._began, *self._since.values())
+        if waited_s < max(recovery.rebuild_grace_s, lapse_s) or any(map(self._returned, hollow)):
             return ""
         lacking = [stage for stage in hollow if not self._is_coming(stage, hollow) and not self._kept_older(stage)]
         return beyond_recovery(lacking, self._chain.step, self._manifest)

@@ -25,6 +25,7 @@ from protocol.proposal import Proposal
 from protocol.recipes import beyond_recovery
 from protocol.records import Commit
 from protocol.stopwatch import recovered
+from protocol.vacancies import Vacancies
 from protocol.view import View
 
 BACKOFF_S = 0.3
@@ -42,6 +43,8 @@ class Succession:
     peer: PeerId
     promised: tuple[PeerId, ...]
     validation: tuple[int, float]
+    vacant: dict[int, float]
+    """Since when a stage has no holder."""
 
 
 def ranks(chain: Chain, num_stages: int) -> list[Member]:
@@ -74,6 +77,7 @@ class Takeover:
         self._rival_at: float | None = None
         self._not_before = 0.0
         self._stood_at = 0.0
+        self._vacancies = Vacancies(chain)
         self._out: list[Command] = []
 
     def take(self) -> list[Command]:
@@ -140,7 +144,7 @@ class Takeover:
         won, self.won = self.won, None
         assert won, "who leads has won"
         promised = tuple(m.peer for m in won.promises if m != self._me)
-        return Succession(won.ballot, self.before, promised, validation)
+        return Succession(won.ballot, self.before, promised, validation, dict(self._vacancies.since))
 
     # ---- what others say ----
 
@@ -216,6 +220,7 @@ class Takeover:
         """Stand when it is this node's turn; ask again those that have not answered. `stuck_since`: for so long it has
         coordinated without a quorum."""
         self._stuck_since = stuck_since
+        self._vacancies.look(now)
         if self.leading:
             rival = self._rival_at is not None and not self._has_rival(now)
             forks = frozenset() if rival or stuck_since is None else self._turn_to_fork(stuck_since, now)

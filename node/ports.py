@@ -238,6 +238,9 @@ class StageExecutor(Protocol):
     async def use_local(self, stage: int) -> None:
         """Alone in the replica set: the reduced gradient is the accumulated one."""
 
+    async def forget_sum(self, stage: int) -> None:
+        """The sum begins anew: ranges that were installed count for nothing. What is accumulated stays, and may grow."""
+
     async def reduced(self, stage: int) -> tuple[str, float]:
         """(digest, squared l2 norm) of the reduced gradient; the norm in float64, summed in a fixed order."""
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from node.ports import Payload, PayloadPool, PeerError, PeerTransport, StageExecutor
-from protocol.commands import Reduce
+from protocol.commands import Reduce, StopReduce
 from protocol.ids import PeerId
 from protocol.messages import ReduceHeader
 
@@ -47,9 +47,11 @@ def cut(num_elements: int, owners: list[PeerId], piece_elements: int = PIECE_ELE
     return pieces
 
 
-Key = tuple[int, int, int]
-"""(step, attempt, stage)"""
-AFTER_ALL = (1 << 63, 0)
+Number = tuple[int, int, int]
+"""(step, attempt, sum number)"""
+Key = tuple[int, Number]
+"""(stage, number)"""
+AFTER_ALL = 1 << 63
 Slot = tuple[str, int, PeerId]
 """(kind, first element, sender)"""
 
@@ -74,20 +76,20 @@ class Reducer:
         self._patience_s = patience_s
         self._boxes: dict[Key, Box] = defaultdict(Box)
         self._sizes: dict[int, int] = {}
-        self._done: dict[int, tuple[int, int]] = {}
+        self._done: dict[int, Number] = {}
 
     def seat(self, stage: int, num_elements: int) -> None:
         """The node holds the stage from now on (0 elements: no more)."""
         self._sizes[stage] = num_elements
         if not num_elements:
             del self._sizes[stage]
-            self.discard(stage, *AFTER_ALL)
+            self.discard(stage, AFTER_ALL, 0)
             self._done.pop(stage, None)
 
     def deliver(self, peer: PeerId, header: ReduceHeader, handle: int) -> None:
         """A piece arrived. One that nobody waits for is kept for the reduce that may come, as far as there is room; what is
         repeated, over, or of a stage that is not held here is released."""
-        key, slot = (header.step, header.attempt, header.stage), (header.kind, header.first, peer)
+        key, slot = (header.stage, (header.step, header.attempt, header.sum_number)), (header.kind, header.first, peer)
         box = self._boxes.get(key)
         waiter = box.waiting.pop(slot, None) if box else None
         if box and waiter is not None and not waiter.done():
@@ -101,19 +103,26 @@ class Reducer:
             box.num_bytes += self._pool.get(handle).data.nbytes
 
     def _is_over(self, key: Key) -> bool:
-        return key[:2] <= self._done.get(key[2], (0, 0))
+        return key[1] <= self._done.get(key[0], (0, 0, 0))
 
     def _fits(self, header: ReduceHeader, handle: int) -> bool:
         size = self._sizes.get(header.stage, 0)
-        early = sum(box.num_bytes for key, box in self._boxes.items() if key[2] == header.stage)
+        early = sum(box.num_bytes for key, box in self._boxes.items() if key[0] == header.stage)
         room = EARLY_BYTES_PER_ELEMENT * size - early
         return 0 <= header.first < size and self._pool.get(handle).data.nbytes <= room
 
     def discard(self, stage: int, step: int, attempt: int) -> None:
         """Forget the stage's pieces of this attempt and of all before it; a `run` that still waits for one is cancelled by
         its owner."""
-        self._done[stage] = max(self._done.get(stage, (0, 0)), (step, attempt))
-        for key in [k for k in self._boxes if k[2] == stage and self._is_over(k)]:
+        self._forget(stage, (step, attempt, AFTER_ALL))
+
+    def begin_anew(self, command: StopReduce) -> None:
+        """Forget the pieces of the sums before this one; its owner cancels a `run` of theirs."""
+        self._forget(command.stage, (command.step, command.attempt, command.sum_number - 1))
+
+    def _forget(self, stage: int, number: Number) -> None:
+        self._done[stage] = max(self._done.get(stage, (0, 0, 0)), number)
+        for key in [k for k in self._boxes if k[0] == stage and self._is_over(k)]:
             for handle in self._boxes.pop(key).handles.values():
                 self._pool.release(handle)
 
@@ -122,13 +131,14 @@ class Reducer:
         for stage in list(self._sizes):
             self.seat(stage, 0)
 
-    async def run(self, command: Reduce) -> tuple[str, float]:
-        """(digest, squared norm) of the whole sum. Raises `PeerError` where a sibling does not do its part in time."""
+    async def run(self, command: Reduce) -> tuple[str, float, tuple[PeerError, ...]]:
+        """(digest, squared norm) of the whole sum, and which siblings could not be sent all of it. Raises `PeerError` where one
+        does not do its part in time."""
         owners = [m.member.peer for m in command.members if m.role == "active"]
         others = [m.member.peer for m in command.members if m.member.peer != self._me]
         if not others:
             await self._executor.use_local(command.stage)
-            return await self._executor.reduced(command.stage)
+            return *await self._executor.reduced(command.stage), ()
         job = _Job(command, cut(self._sizes[command.stage], owners), owners, others)
         try:
             async with asyncio.TaskGroup() as group:
@@ -138,7 +148,7 @@ class Reducer:
                     group.create_task(self._finish(job, owner, group), name=f"reduce share of {owner[-8:]}")
         except* PeerError as group_error:
             raise _first(group_error) from None
-        return await self._executor.reduced(command.stage)
+        return *await self._executor.reduced(command.stage), tuple(job.unsent.values())
 
     async def _send_parts(self, job: _Job, owner: PeerId) -> None:
         for piece in job.pieces:
@@ -183,16 +193,24 @@ class Reducer:
             raise PeerError(owner, error.reason) from error
 
     async def _publish(self, job: _Job, piece: Piece, total: Payload, gate: asyncio.Semaphore) -> None:
+        """To all others. One that cannot be reached keeps nobody from having the sum."""
         try:
             for peer in job.others:
-                await self._send(job, peer, "sum", piece, total)
+                if peer not in job.unsent:
+                    await self._publish_to(job, peer, piece, total)
         finally:
             gate.release()
+
+    async def _publish_to(self, job: _Job, peer: PeerId, piece: Piece, total: Payload) -> None:
+        try:
+            await self._send(job, peer, "sum", piece, total)
+        except PeerError as error:
+            job.unsent.setdefault(peer, error)
 
     async def _send(self, job: _Job, peer: PeerId, kind: str, piece: Piece, payload: Payload) -> None:
         c = job.command
         assert kind in ("part", "sum"), f"unknown kind of piece {kind}"
-        header = ReduceHeader(c.ballot, c.step, c.attempt, c.stage, kind, piece.first, piece.count)  # type: ignore[arg-type]
+        header = ReduceHeader(c.ballot, c.step, c.attempt, c.stage, kind, piece.first, piece.count, c.sum_number)  # type: ignore[arg-type]
         handle = self._pool.put(payload)
         try:
             await self._transport.send_payload(peer, header, handle)
@@ -202,7 +220,8 @@ class Reducer:
     async def _receive(self, job: _Job, kind: str, piece: Piece, peer: PeerId) -> Payload:
         """The piece from `peer`, which must be exactly as long as it should be."""
         c = job.command
-        handle = await self._await_piece((c.step, c.attempt, c.stage), (kind, piece.first, peer))
+        key = c.stage, (c.step, c.attempt, c.sum_number)
+        handle = await self._await_piece(key, (kind, piece.first, peer))
         try:
             payload = self._pool.get(handle)
         finally:
@@ -227,7 +246,7 @@ class Reducer:
                 arrived = True
                 return handle
         except TimeoutError:
-            raise PeerError(peer, f"its {kind} of stage {key[2]} from element {first} did not come") from None
+            raise PeerError(peer, f"its {kind} of stage {key[0]} from element {first} did not come") from None
         finally:
             box.waiting.pop(slot, None)
             if not arrived and waiter.done() and not waiter.cancelled():
@@ -240,6 +259,7 @@ class _Job:
     pieces: list[Piece]
     owners: list[PeerId]
     others: list[PeerId]
+    unsent: dict[PeerId, PeerError] = field(default_factory=dict)
 
 
 def _first(group: BaseExceptionGroup[PeerError]) -> PeerError:

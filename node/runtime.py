@@ -56,6 +56,7 @@ from protocol.commands import (
     SendPayload,
     StopLearning,
     StopMixing,
+    StopReduce,
 )
 from protocol.events import (
     Applied,
@@ -205,6 +206,7 @@ class Runtime:
             ),
             DropSeat: self._drop,
             Reduce: self._reduce,
+            StopReduce: self._stop_reduce,
             Apply: lambda c: self._spawn(self._apply(c), f"apply step {c.step} to stage {c.stage}"),
             Discard: self._discard,
             Introduce: lambda c: ports.transport.introduce(c.peer, c.address),
@@ -450,12 +452,25 @@ class Runtime:
     async def _sum(self, command: Reduce) -> None:
         began = self.ports.clock.monotonic()
         try:
-            digest, norm = await self._reducer.run(command)
+            digest, norm, unsent = await self._reducer.run(command)
         except PeerError as error:
-            self._fail(command.stage, command.step, command.attempt, -1, error, "")
+            self._fail_sum(command, error)
             return
-        seconds = self.ports.clock.monotonic() - began
-        self.dispatch(Reduced(command.stage, command.step, command.attempt, digest, norm, seconds))
+        seconds, where = self.ports.clock.monotonic() - began, (command.stage, command.step, command.attempt)
+        self.dispatch(Reduced(*where, digest, norm, seconds, command.sum_number))
+        for missed in unsent:
+            self._fail_sum(command, missed, unsent=True)
+
+    def _fail_sum(self, command: Reduce, error: PeerError, unsent: bool = False) -> None:
+        where = command.stage, command.step, command.attempt, -1
+        self.dispatch(CommandFailed(*where, error.peer, error.reason, unsent, command.sum_number))
+
+    def _stop_reduce(self, command: StopReduce) -> None:
+        reducing = self._reducing.pop(command.stage, None)
+        if reducing:
+            reducing.cancel()
+        self._reducer.begin_anew(command)
+        self._spawn(self.ports.executor.forget_sum(command.stage), f"sum of stage {command.stage} begins anew")
 
     async def _apply(self, command: Apply) -> None:
         began = self.ports.clock.monotonic()

@@ -71,6 +71,11 @@ class Plan:
         """Peers next to `peer` on any route, most used first."""
         return self.links.get(peer, ())
 
+    def passing(self, stage: int, peer: PeerId) -> tuple[int, ...]:
+        """Microbatches whose way leads over the peer at the stage."""
+        here = Hop(stage, peer)
+        return tuple(route.microbatch for route in self.routes if here in route.hops)
+
     def routes_from(self, peer: PeerId) -> tuple[Route, ...]:
         """Routes of the microbatches that `peer` admits."""
         return tuple(self.routes[m] for m in self.hands.get((0, peer), ()))

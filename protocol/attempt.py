@@ -1,17 +1,16 @@
-"""What a seat holds and remembers in one attempt at a step.
-
-A microbatch may come through more than once: each way along which it is led has a number (`Route.replay`), and only the newest
-one that is known here goes on.
-"""
+"""What a seat holds and remembers in one attempt at a step."""
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
 
 from protocol.events import Reduced
-from protocol.ids import PeerId
-from protocol.messages import OpenStep, PipeHeader, Route, SeatWork
+from protocol.ids import PeerId, members_of
+from protocol.messages import Hop, OpenStep, PipeHeader, Route, SeatWork
+from protocol.revoking import Detour
+
+GRADIENT_OPS = ("backward", "embed_backward")
 
 
 @dataclass(slots=True)
@@ -34,27 +33,30 @@ class Attempt:
     routes: dict[int, Route]
     taken: frozenset[int] = frozenset()
     helped: frozenset[int] = frozenset()
+    spare: Collection[int] = ()
+    """Stages with more than one active replica: what is sent to one of them may have to be sent to another one."""
     admitted: int = 0
     in_flight: int = 0
-    again: deque[int] = field(default_factory=deque)
-    """Stage 0: came back and have to go once more, as soon as there is room."""
-    came_back: set[int] = field(default_factory=set)
-    """Stage 0: along one way or another; every seat that owned one of these then has accumulated it."""
-    seen: set[tuple[str, int, int]] = field(default_factory=set)
-    newest: dict[int, int] = field(default_factory=dict)
-    """Number of the newest way of a microbatch; 0 where nothing is said."""
-    went_on: dict[int, int] = field(default_factory=dict)
-    """Ways on which the embed or forward pass is done here: nothing comes back along others."""
+    seen: set[tuple[str, int]] = field(default_factory=set)
+    """(op, microbatch) of the payloads that were taken: whichever comes first counts, however often it is sent."""
+    went_on: set[int] = field(default_factory=set)
+    """Microbatches of which the embed or forward pass is done here."""
     counted: set[tuple[str, int]] = field(default_factory=set)
     """(op, microbatch): in the seat's gradient, or on its way into it."""
     turns: dict[str, int] = field(default_factory=lambda: {"head": 0, "backward": 0})
     waiting: dict[tuple[str, int], Incoming] = field(default_factory=dict)
-    computing: dict[tuple[str, int, int], Incoming] = field(default_factory=dict)
+    """For their turn, or for the forward pass before them."""
+    computing: dict[tuple[str, int], Incoming] = field(default_factory=dict)
+    sent: dict[tuple[str, int], tuple[PipeHeader, int]] = field(default_factory=dict)
+    """By (kind, microbatch): header and handle of what went to a stage that has a replica to spare, until the step is over."""
+    detours: dict[tuple[int, int], Detour] = field(default_factory=dict)
+    """By (stage, microbatch)."""
     admitted_at: dict[int, float] = field(default_factory=dict)
     accumulated: list[int] = field(default_factory=list)
     loss_sum: float = 0.0
     tokens: int = 0
     busy_s: float = 0.0
+    sum_number: int = 0
     summed: dict[PeerId, str] = field(default_factory=dict)
     """Who brings which microbatches (bitmap) into the stage's sum, once that has begun."""
     reduced: Reduced | None = None
@@ -64,49 +66,27 @@ class Attempt:
         """How many microbatches enter the seat's gradient."""
         return len(self.order) + len(self.taken)
 
+    def owns(self, microbatch: int) -> bool:
+        """Does it enter the seat's gradient?"""
+        return microbatch in self.order or microbatch in self.taken
+
     def may_pass(self, microbatch: int) -> bool:
         """Is the microbatch computed here, for whatever gradient?"""
-        return microbatch in self.order or microbatch in self.taken or microbatch in self.helped
-
-    def begin_way(self, microbatch: int, number: int) -> list[Incoming]:
-        """A payload on this way is here. What waits of an earlier one is of no use any more, and is returned."""
-        if number <= self.newest.get(microbatch, 0):
-            return []
-        self.newest[microbatch] = number
-        stale = [key for key in self.waiting if key[1] == microbatch]
-        return [self.waiting.pop(key) for key in stale]
+        return self.owns(microbatch) or microbatch in self.helped
 
     def next_to_admit(self) -> int | None:
-        """Stage 0: which microbatch goes next; None if none is left. Those that were lost first: others may wait for them."""
-        while self.again:
-            microbatch = self.again.popleft()
-            if microbatch not in self.admitted_at:
-                return microbatch
+        """Stage 0: which microbatch goes next; None if none is left."""
         if self.admitted == len(self.order):
             return None
         self.admitted += 1
         return self.order[self.admitted - 1]
 
-    def accumulate_at(self, microbatch: int) -> tuple[int, ...] | None:
-        """Stage 0: which stages may miss the microbatch. One that came back is missing at most where it was lost since; of one
-        that did not, each seat knows for itself."""
-        if microbatch not in self.came_back:
-            return None
-        return next((again.stages for again in self.open.again if again.microbatch == microbatch), None)
-
-    def lead(self, step: OpenStep) -> list[int]:
-        """Stage 0: take in the ways of an amendment. Returns those on their way, which begin again at once."""
-        restart, lost = [], {again.microbatch for again in step.again}
-        for route in step.routes:
-            microbatch, before = route.microbatch, self.routes.get(route.microbatch)
-            if before is None or route.replay <= before.replay:
-                continue
-            self.routes[microbatch] = route
-            if microbatch in self.admitted_at:
-                restart.append(microbatch)
-            elif microbatch in lost and microbatch in self.came_back and microbatch not in self.again:
-                self.again.append(microbatch)
-        return restart
+    def held(self) -> Iterable[int]:
+        """Handles of all that is kept here; nothing is afterwards."""
+        incoming = [*self.waiting.values(), *self.computing.values()]
+        handles = [x.handle for x in incoming if x.handle] + [handle for _, handle in self.sent.values()]
+        self.waiting, self.computing, self.sent = {}, {}, {}
+        return handles
 
     def keep(self) -> list[Incoming]:
         """Nothing more is accumulated than what is already, or being computed. Returns what waits in vain."""
@@ -122,3 +102,35 @@ class Attempt:
         if work.microbatches[:turn] != self.order[:turn] or not mine <= {*work.microbatches, *work.taken}:
             return f"stage {work.stage} has accumulated {sorted(mine)} already, which are not in its work any more"
         return ""
+
+    # ---- detours ----
+
+    def lead(self, detours: Iterable[Detour]) -> list[tuple[PipeHeader, int]]:
+        """Take in where microbatches pass now. Returns what is to be sent once more, headers and handles: what the new replica
+        cannot have, and needs."""
+        out = []
+        for detour in detours:
+            for microbatch in members_of(detour.microbatches):
+                key = detour.stage, microbatch
+                known = self.detours.get(key)
+                if known is None or known.amendment < detour.amendment:
+                    self.detours[key] = detour
+                    out += [sent for sent in self._sent_there(*key) if detour.whole or self._is_missed(sent[0])]
+        return out
+
+    def _sent_there(self, stage: int, microbatch: int) -> list[tuple[PipeHeader, int]]:
+        kept = [self.sent[key] for kind in ("forward", "backward") if (key := (kind, microbatch)) in self.sent]
+        return [(header, handle) for header, handle in kept if header.route.hops[header.hop].stage == stage]
+
+    def _is_missed(self, header: PipeHeader) -> bool:
+        """Does nothing show yet that the next stage was done with it? A gradient shows that, one that goes back nothing."""
+        microbatch = header.route.microbatch
+        return header.kind == "backward" or not any((op, microbatch) in self.seen for op in GRADIENT_OPS)
+
+    def around(self, route: Route) -> Route:
+        """The route, as far as it is known here to lead around somebody."""
+        ways = {stage: detour for (stage, m), detour in self.detours.items() if m == route.microbatch}
+        if not ways:
+            return route
+        hops = tuple(Hop(hop.stage, ways[hop.stage].peer) if hop.stage in ways else hop for hop in route.hops)
+        return replace(route, hops=hops, amendment=max(route.amendment, *(d.amendment for d in ways.values())))

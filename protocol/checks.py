@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from protocol.assignment import stage_order
 from protocol.chain import Chain
-from protocol.ids import PeerId
+from protocol.ids import PeerId, members_of
 from protocol.manifest import Manifest
 from protocol.messages import OpenEvaluation, OpenStep, PipeHeader, ReduceHeader, Route, SeatWork
 from protocol.records import Commit, Seating, Share, contributors_of
@@ -43,9 +43,9 @@ def route_misfit(route: Route, manifest: Manifest, chain: Chain | None, evaluate
 def payload_misfit(header: PipeHeader, sender: PeerId, me: PeerId, manifest: Manifest, chain: Chain) -> str:
     """Does the payload come along its route to this node? The roster counts once the payload's parent is the head here."""
     hops = header.route.hops
-    at, replay = header.accumulate_at, header.route.replay
-    if (at is not None and not replay) or (replay and header.kind == "evaluate") or replay < 0:
-        return "it asks not to be counted everywhere, and is no replay"
+    amendment = header.route.amendment
+    if amendment < 0 or (amendment and header.kind == "evaluate"):
+        return f"its route is of amendment {amendment}"
     roster = chain if header.parent == chain.head else None
     wrong = route_misfit(header.route, manifest, roster, header.kind == "evaluate")
     if wrong:
@@ -75,8 +75,15 @@ def open_misfit(step: OpenStep, me: PeerId, manifest: Manifest, chain: Chain) ->
             return "the routes are not those of the microbatches of stage 0"
         if work.stage == 0 and (work.taken or work.helped):
             return "microbatches of stage 0 change hands"
+        if not 0 <= work.sum_number <= step.amendment:
+            return f"sum {work.sum_number} of stage {work.stage} is of no amendment"
     if len({work.stage for work in step.seats}) != len(step.seats):
         return "a stage is named twice"
+    for detour in step.detours:
+        if not 0 < detour.amendment <= step.amendment or not chain.is_active(detour.stage, detour.peer):
+            return f"a detour leads over {detour.peer[-8:]}, which is no active replica of stage {detour.stage}"
+        if not set(members_of(detour.microbatches)) <= set(range(manifest.batch.num_microbatches)):
+            return f"a detour at stage {detour.stage} is of microbatches that there are not"
     return _routes_misfit(step.routes, me, manifest, chain)
 
 

@@ -20,8 +20,7 @@ class Work:
 
     op `embed`: tokens -> hidden (stage 0, first hop). `forward`: hidden -> hidden. `head`: hidden -> loss and, unless
     `evaluate`, gradient of hidden (stage 0, last hop). `backward`: gradient -> gradient, accumulated. `embed_backward`:
-    gradient into the embedding, nothing goes on. They go back on the latest embed or forward pass of the microbatch. With
-    `evaluate` nothing is retained.
+    gradient into the embedding, nothing goes on. With `evaluate` nothing is retained.
     """
 
     op: Literal["embed", "forward", "head", "backward", "embed_backward"]
@@ -31,8 +30,6 @@ class Work:
     microbatch: int
     evaluate: bool = False
     accumulate: bool = True
-    replay: int = 0
-    """`Route.replay`: along which way the microbatch came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +200,18 @@ class Reduce:
     step: int
     attempt: int
     members: tuple[ReduceMember, ...]
+    sum_number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StopReduce:
+    """The stage's sum begins anew with this number: give up the one before, with what came of it. Local gradients are kept, and
+    may grow before the next `Reduce`. No outcome."""
+
+    stage: int
+    step: int
+    attempt: int
+    sum_number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +301,7 @@ Command = (
     | KeepGradients
     | DropSeat
     | Reduce
+    | StopReduce
     | Apply
     | Discard
     | Introduce

@@ -200,13 +200,18 @@ class Coordinator:
     def on_stalled(self, ledger: Ledger, member: Member, message: Stalled, now: float) -> None:
         """A seat cannot finish the attempt as it is."""
         if not self._detours.on_stalled(ledger, member, message, now):
-            blame = f" ({message.peer[-8:]})" if message.peer else ""
-            self._losses.stalled(member, message)
-            self._void(f"peer {member.peer[-8:]}: {message.reason}{blame}", now)
+            self._fail(member, message, now)
 
-    def on_revoked(self, ledger: Ledger, member: Member, message: Revoked) -> None:
+    def _fail(self, by: Member, message: Stalled, now: float) -> None:
+        blame = f" ({message.peer[-8:]})" if message.peer else ""
+        self._losses.stalled(by, message)
+        self._void(f"peer {by.peer[-8:]}: {message.reason}{blame}", now)
+
+    def on_revoked(self, ledger: Ledger, member: Member, message: Revoked, now: float) -> None:
         """A replica that somebody cannot reach lives, and says what it has accumulated."""
-        self._detours.on_revoked(ledger, member, message)
+        failed = self._detours.on_revoked(ledger, member, message)
+        if failed:
+            self._fail(*failed, now)
 
     def on_suspect(self, peer: PeerId, message: Suspect, now: float) -> None:
         """A second opinion about a member that may be lost."""
@@ -312,7 +317,7 @@ class Coordinator:
             for member in self._chain.members():
                 self._teller.told(member.peer, now)
                 self._send_open(member, ledger)
-            for stage in {*range(self._manifest.num_stages)} - ledger.started:
+            for stage in {*range(self._manifest.num_stages)} - ledger.started.keys():
                 self._begin_reduce(ledger, stage, now)
         if not ledger.complete():
             return

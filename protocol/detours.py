@@ -47,10 +47,25 @@ class Detours:
     def on_stalled(self, ledger: Ledger, by: Member, message: Stalled, now: float) -> bool:
         """`by` cannot go on. True if the attempt can: it cannot reach a peer, or waits for one that is silent or in doubt (and
         says it again if it still waits later)."""
+        named = self._chain.member_of(message.peer)
+        if message.summing >= 0:
+            return self._doubt_sum(ledger, by, named, message, now)
         if message.unsent:
-            named = self._chain.member_of(message.peer)
             return self._doubt_link(ledger, by, named, f"cannot reach {message.peer[-8:]}: {message.reason}", now)
         return not message.peer and (bool(ledger.doubts) or self._somebody_is_silent(ledger, now))
+
+    def _doubt_sum(self, ledger: Ledger, by: Member, named: Member | None, message: Stalled, now: float) -> bool:
+        """`by` waits for the other one's part in a sum. If that one lives the sum has failed; else it is done without it."""
+        if message.sum_number != ledger.sum_numbers.get(message.summing, 0) or named is None or not is_seated(ledger, named):
+            return True
+        if named in ledger.doubts:
+            ledger.doubts[named].about = by, message
+        elif why_needed(ledger, named):
+            return False
+        else:
+            reason, answer_s = f"{by.peer[-8:]} says: {message.reason}", ANSWER_HEARTBEATS * self._heartbeat_s
+            self._out += doubt(ledger, named, reason, now, answer_s, (by, message))
+        return True
 
     def on_suspect(self, ledger: Ledger, by: Member, member: Member, now: float) -> None:
         """`by` does not hear the member. It matters where one is next to the other on a microbatch's way."""
@@ -83,10 +98,14 @@ class Detours:
         self._out += doubt(ledger, member, reason, now, self._silence_s)
         return ""
 
-    def on_revoked(self, ledger: Ledger, member: Member, message: Revoked) -> None:
-        """It lives, and says what it has."""
+    def on_revoked(self, ledger: Ledger, member: Member, message: Revoked) -> tuple[Member, Stalled] | None:
+        """It lives, and says what it has. Returns who waits in vain for its part of a sum, and how it said so."""
+        asked = ledger.doubts.get(member)
+        if asked and asked.about:
+            return asked.about
         if not answer_misfit(ledger, member, message):
             self._out += relieve(ledger, member, message)
+        return None
 
     def look(self, ledger: Ledger, now: float) -> str:
         """Time has passed. Who does not answer is excluded, and who is silent for long; a sentence if an answer is needed and

@@ -144,6 +144,7 @@ class Reduced:
     digest: str
     squared_norm: float
     seconds: float
+    sum_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,13 @@ class CommandFailed:
     reason: str
     unsent: bool = False
     """A payload could not be sent to `peer`."""
+    sum_number: int = 0
+    """Of a `Reduce`, whose `microbatch` is -1."""
+
+    @property
+    def is_sum(self) -> bool:
+        """Does `peer` not do its part in a sum?"""
+        return self.microbatch < 0 and bool(self.peer)
 
 
 @dataclass(frozen=True, slots=True)

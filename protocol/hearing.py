@@ -88,6 +88,6 @@ def _hear_on_step(coordinator: Coordinator, member: Member, message: OnStep, now
     elif isinstance(message, ReducedReport):
         coordinator.on_reduced(ledger, member, message, now)
     elif isinstance(message, Revoked):
-        coordinator.on_revoked(ledger, member, message)
+        coordinator.on_revoked(ledger, member, message, now)
     else:
         coordinator.on_stalled(ledger, member, message, now)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from protocol.assignment import Plan
 from protocol.commands import SendMessage
 from protocol.ids import ATTEMPTS_PER_TERM, Ballot, Member, PeerId, RecordId, bitmap
-from protocol.messages import Contact, ReducedReport, ReduceReady, StartReduce
+from protocol.messages import Contact, ReducedReport, ReduceReady, Stalled, StartReduce
 from protocol.records import Commit, Seating, Share, StageResult, contributors_of, short
 from protocol.replica_set import owners_of
 
@@ -24,6 +24,17 @@ class Doubt:
     """When it must have answered."""
     asked_at: float
     reason: str
+    about: tuple[Member, Stalled] | None = None
+    """Who waits for its part of a sum: there it is of no use to know that it lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Led:
+    """Through which replica a microbatch passes a stage since an amendment; `whole`: it is computed there in any case."""
+
+    peer: PeerId
+    amendment: int
+    whole: bool
 
 
 @dataclass(slots=True)
@@ -42,15 +53,18 @@ class Ledger:
     """When the attempt was opened or the last new report was entered."""
     ready: dict[tuple[int, Member], ReduceReady] = field(default_factory=dict)
     reduced: dict[tuple[int, Member], ReducedReport] = field(default_factory=dict)
-    started: set[int] = field(default_factory=set)
+    started: dict[int, tuple[Share, ...]] = field(default_factory=dict)
+    """Stages whose sum has begun, and who brings what into it."""
+    sum_numbers: dict[int, int] = field(default_factory=dict)
+    """Of stages whose sum had to begin anew: the amendment with which it did."""
     amendment: int = 0
     """How often work was given to others in this attempt (`protocol.reroute`)."""
     taken: dict[tuple[int, PeerId], tuple[int, ...]] = field(default_factory=dict)
     """Owned besides the plan's hand."""
     helped: dict[tuple[int, PeerId], tuple[int, ...]] = field(default_factory=dict)
     """Computed, and owned by another one."""
-    again: dict[int, frozenset[int]] = field(default_factory=dict)
-    """Microbatches that have to go through the pipe once more even if they came back, and the stages that lost them."""
+    led: dict[tuple[int, int], list[Led]] = field(default_factory=dict)
+    """By (stage, microbatch): where it was led, the newest last."""
     without: dict[PeerId, None] = field(default_factory=dict)
     """Through these no microbatch passes any more."""
     excluded: dict[Member, str] = field(default_factory=dict)
@@ -101,6 +115,30 @@ class Ledger:
             self.ready[message.stage, member], self.progress_at = message, now
         return ""
 
+    @property
+    def nothing_moves(self) -> bool:
+        """All stages sum: no microbatch is on its way any more."""
+        return len(self.started) == len(self.seats)
+
+    def is_alone(self, stage: int, member: Member) -> bool:
+        """Is it the only one that has the stage?"""
+        return all(s.member == member for s in self.seats[stage])
+
+    def is_summed_without(self, stage: int, member: Member) -> bool:
+        """Have all others of the stage the whole sum? Then what the member brought counts, whatever becomes of it."""
+        others = [s.member for s in self.seats[stage] if s.member != member]
+        return stage in self.started and bool(others) and all((stage, m) in self.reduced for m in others)
+
+    def sum_anew(self, stage: int) -> None:
+        """What was summed of the stage counts for nothing; the replicas are asked once more."""
+        del self.started[stage]
+        self.sum_numbers[stage] = self.amendment
+        self.reduced = {key: report for key, report in self.reduced.items() if key[0] != stage}
+
+    def led_before(self, stage: int, microbatch: int) -> set[PeerId]:
+        """Replicas through which it was led already: none computes it twice."""
+        return {led.peer for led in self.led.get((stage, microbatch), ())}
+
     def covered(self, stage: int) -> bool:
         """Every microbatch is in the stage's gradient exactly once, and every owner has said so."""
         active = [s.member for s in self.seats[stage] if s.role == "active"]
@@ -116,9 +154,11 @@ class Ledger:
         if not self.covered(stage):
             return []
         again = stage in self.started
-        is_first = (self.attempt - 1) % ATTEMPTS_PER_TERM == 0
+        is_first = (self.attempt - 1) % ATTEMPTS_PER_TERM == 0 and not self.amendment
         start = self.start_reduce(stage, {} if is_first and not again else addresses)
-        self.started.add(stage)
+        if not again:
+            row = [s.member for s in self.seats[stage] if s.role == "active"]
+            self.started[stage] = tuple(Share(stage, m, self.ready[stage, m].microbatches) for m in row)
         return [SendMessage(s.member.peer, start) for s in self.seats[stage] if not again or s.member == asks]
 
     def start_reduce(self, stage: int, addresses: dict[str, str]) -> StartReduce:
@@ -128,12 +168,15 @@ class Ledger:
         owners = owners_of(bitmaps, len(self.plan.routes))
         without = tuple(member.peer for member in self.excluded)
         contacts = contacts_of([s.member.peer for s in row], addresses)
-        return StartReduce(self.ballot, self.step, self.attempt, stage, owners, without, contacts)
+        number = self.sum_numbers.get(stage, 0)
+        return StartReduce(self.ballot, self.step, self.attempt, stage, owners, without, contacts, number)
 
     def enter_reduced(self, member: Member, message: ReducedReport, now: float) -> str:
         """'' if the member belongs to the replica set and reports a possible norm, else what is wrong."""
         if self.seated(message.stage, member) is None or message.stage not in self.started:
             return f"it has no part in the reduce of stage {message.stage}"
+        if message.sum_number != self.sum_numbers.get(message.stage, 0):
+            return f"it speaks of sum {message.sum_number} of stage {message.stage}, which is not the newest"
         if not (math.isfinite(message.squared_norm) and message.squared_norm >= 0):
             return f"it reports a squared norm of {message.squared_norm} for stage {message.stage}"
         if (message.stage, member) not in self.reduced:
@@ -163,11 +206,10 @@ class Ledger:
         shares: list[Share] = []
         results: list[StageResult] = []
         for stage, row in enumerate(self.seats):
-            mine = tuple(Share(stage, s.member, self.ready[stage, s.member].microbatches) for s in row if s.role == "active")
             first = self.reduced[stage, row[0].member]
             results.append(StageResult(stage, short(first.digest), first.squared_norm))
-            shares += mine
-        losses = [self.ready[0, s.member] for s in self.seats[0] if s.role == "active"]
+            shares += self.started[stage]
+        losses = [self.ready[0, share.member] for share in self.started[0]]
         loss, tokens = sum(r.loss_sum for r in losses), sum(r.tokens for r in losses)
         where = self.parent, self.step, self.attempt
         return Commit(*where, tuple(results), loss, tokens, contributors_of(tuple(shares))), tuple(shares)

@@ -13,7 +13,7 @@ from protocol.ids import Ballot, Member, PeerId, RecordId, StateId
 from protocol.lineage import Meeting
 from protocol.records import Point, Rebuild, Record, Role, Rollback, Seating, Share
 from protocol.restoring import Unrestored
-from protocol.revoking import Again, Revoke, Revoked
+from protocol.revoking import Detour, Revoke, Revoked
 
 Phase = Literal["starting", "waiting", "training", "evaluating", "paused", "finished", "leaving"]
 LOST_STATE = 5
@@ -43,8 +43,8 @@ class Route:
 
     microbatch: int
     hops: tuple[Hop, ...]
-    replay: int = 0
-    """0 = as the step was opened; else the amendment that leads the microbatch along this way, from its beginning."""
+    amendment: int = 0
+    """0 = as the step was opened; else the newest amendment that led it around somebody, as far as the sender knows."""
 
 
 # ---- sent by every node ----
@@ -162,6 +162,7 @@ class ReducedReport:
     stage: int
     digest: str
     squared_norm: float
+    sum_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +177,9 @@ class Stalled:
     reason: str
     unsent: bool = False
     """`peer` cannot be reached from here, nothing worse: another replica may do."""
+    summing: int = -1
+    """The stage in whose sum `peer` does not do its part; -1 = it is about something else."""
+    sum_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +317,8 @@ class SeatWork:
     """Taken over from a replica that is lost to the attempt: accumulated as they come."""
     helped: tuple[int, ...] = ()
     """Computed and not accumulated: their owner has accumulated them and cannot be reached."""
+    sum_number: int = 0
+    """0 = the stage's first sum in the attempt; else the amendment with which its sum began anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,10 +338,10 @@ class OpenStep:
     """Peers to exchange heartbeats with, the coordinator apart."""
     amendment: int = 0
     """How often work was given to others in this attempt."""
-    again: tuple[Again, ...] = ()
-    """Of the receiver's stage-0 microbatches."""
     without: tuple[PeerId, ...] = ()
     """Through these no microbatch passes any more."""
+    detours: tuple[Detour, ...] = ()
+    """Of microbatches that pass the receiver's seats: where they go next, or come from, instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,6 +359,7 @@ class StartReduce:
     """Replicas that take no part in this attempt."""
     contacts: tuple[Contact, ...] = ()
     """Of those that take part, where it is told again or the step's first attempt was voided: the roster came with them."""
+    sum_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,8 +478,6 @@ class PipeHeader:
     kind: PipeKind
     hop: int
     route: Route
-    accumulate_at: tuple[int, ...] | None = None
-    """Stages whose gradient this microbatch enters; None = all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -487,6 +492,7 @@ class ReduceHeader:
     first: int
     """Index of the first element in the stage's flat gradient."""
     count: int
+    sum_number: int = 0
 
 
 PayloadHeader = PipeHeader | ReduceHeader

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from protocol.assignment import MAX_WATCHED_NEIGHBOURS, ring
 from protocol.chain import Chain
-from protocol.ids import Member, PeerId
-from protocol.ledger import Ledger, contacts_of
+from protocol.ids import Member, PeerId, bitmap
+from protocol.ledger import Led, Ledger, contacts_of
 from protocol.messages import OpenStep, SeatWork
-from protocol.revoking import Again
+from protocol.revoking import Detour
 
 
 def opening(member: Member, ledger: Ledger, chain: Chain, addresses: dict[PeerId, str]) -> OpenStep:
@@ -24,15 +24,24 @@ def opening(member: Member, ledger: Ledger, chain: Chain, addresses: dict[PeerId
             hands.get(s.stage, ()),
             taken.get((s.stage, peer), ()),
             helped.get((s.stage, peer), ()),
+            ledger.sum_numbers.get(s.stage, 0),
         )
         for s in seats
     )
     neighbours, around = plan.neighbours(peer), ring(chain.members(), member)
     watch = tuple(dict.fromkeys([*around, *neighbours[:MAX_WATCHED_NEIGHBOURS]]))
     contacts = contacts_of(list(dict.fromkeys([*neighbours, *around])), addresses)
-    routes = plan.routes_from(peer)
-    lost = {r.microbatch: ledger.again[r.microbatch] for r in routes if r.microbatch in ledger.again}
-    again = tuple(Again(m, tuple(sorted(stages))) for m, stages in lost.items())
     without, number = tuple(ledger.without), ledger.amendment
     attempt = ledger.ballot, ledger.step, ledger.attempt, ledger.parent
-    return OpenStep(*attempt, work, routes, contacts, watch, number, again, without)
+    return OpenStep(*attempt, work, plan.routes_from(peer), contacts, watch, number, without, _detours(peer, ledger))
+
+
+def _detours(peer: PeerId, ledger: Ledger) -> tuple[Detour, ...]:
+    """Those of microbatches that pass the peer right before or after."""
+    found: dict[tuple[int, Led], list[int]] = {}
+    for (stage, microbatch), led in sorted(ledger.led.items()):
+        hops = ledger.plan.routes[microbatch].hops
+        at = next(place for place, hop in enumerate(hops) if hop.stage == stage)
+        if peer in (hops[at - 1].peer, hops[at + 1].peer):
+            found.setdefault((stage, led[-1]), []).append(microbatch)
+    return tuple(Detour(stage, led.peer, led.amendment, led.whole, bitmap(ms)) for (stage, led), ms in found.items())

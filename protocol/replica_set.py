@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from protocol.chain import Chain
 from protocol.commands import ReduceMember
 from protocol.ids import PeerId, members_of
+from protocol.manifest import Manifest
 from protocol.messages import StartReduce
 from protocol.records import Seating
 
@@ -14,6 +15,14 @@ from protocol.records import Seating
 def replicas(chain: Chain, stage: int) -> list[Seating]:
     """Those that take part in a step at the head: active ones first, in roster order, then passive ones."""
     return [s for s in chain.holders(stage) if s.role != "parked"]
+
+
+def spare_near(stage: int, chain: Chain, manifest: Manifest) -> frozenset[int]:
+    """Block stages next to this one on any microbatch's way of which another replica could take over."""
+    last, swaps = manifest.num_block_stages, manifest.swapped
+    reach = 3 if swaps else 1
+    near = {*range(stage - reach, stage + reach + 1), *([last, last - 1] if stage == 0 else [])}
+    return frozenset(s for s in near if 1 <= s <= last and s != stage and len(chain.active(s)) > 1)
 
 
 def owners_of(bitmaps: Sequence[str], num_microbatches: int) -> tuple[int, ...]:

@@ -2,9 +2,10 @@
 
 Each (stage, microbatch) has one owner, in whose gradient it counts. It changes hands in two ways only. `relieve`: the replica
 lives and has said what it has accumulated (`Revoke` -> `Revoked`); it keeps that, and others get the rest. `exclude`: it does
-not answer, or is lost; it is off the attempt's roster with all its seats, and others compute again what it had accumulated.
-Either way microbatches are led around it, from the tokens on; seats that have accumulated one already compute it once more and
-do not accumulate it. What this module changes is the ledger; `opening` tells everybody, as an amendment.
+not answer, or is lost; it is off the attempt's roster with all its seats, and others compute again what it had accumulated. No
+other stage computes anything again: those before and after it on a microbatch's way send the other what they had sent to it. A
+sum that has begun begins anew without it, unless all others have the whole of it: then what it brought counts. What this module
+changes is the ledger; `opening` tells everybody, as an amendment.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from dataclasses import replace
 from protocol.assignment import links_of
 from protocol.commands import Note, SendMessage
 from protocol.ids import Member, PeerId, bitmap, members_of
-from protocol.ledger import Doubt, Ledger
-from protocol.messages import Hop, Route
+from protocol.ledger import Doubt, Led, Ledger
+from protocol.messages import Hop, Route, Stalled
 from protocol.revoking import Revoke, Revoked
 
-MAX_AMENDMENTS = 8
+MAX_AMENDMENTS = 64
 """Of one attempt; then it is voided."""
 ANSWER_HEARTBEATS = 2.0
 """A replica that lives says within so many what it has accumulated."""
@@ -29,17 +30,25 @@ def why_needed(ledger: Ledger, member: Member) -> str:
     """'' if the attempt can go on around the member, else why not."""
     if ledger.amendment >= MAX_AMENDMENTS:
         return f"work was given to others {ledger.amendment} times"
-    for stage, row in enumerate(ledger.seats):
-        mine = next((s for s in row if s.member == member), None)
-        if mine is None:
-            continue
-        if stage in ledger.started:
-            return f"it takes part in the sum of stage {stage}, which has begun"
-        if mine.role == "active" and stage == 0:
-            return "it admits microbatches"
-        if mine.role == "active" and not _able(ledger, stage, member):
-            return f"nobody else can compute stage {stage}"
-    return ""
+    active = _active_stages(ledger, member)
+    if ledger.nothing_moves and all(ledger.is_summed_without(stage, member) for stage in active):
+        return ""
+    if 0 in active:
+        return "it admits microbatches"
+    lacking = [stage for stage in active if not _can_take_over(ledger, stage, member)]
+    return f"nobody else can compute stage {lacking[0]}" if lacking else ""
+
+
+def _can_take_over(ledger: Ledger, stage: int, member: Member) -> bool:
+    """Is there somebody for each microbatch that has to be computed once more, and is what it has to be computed of?"""
+    able, excluded = _able(ledger, stage, member), {m.peer for m in ledger.excluded}
+    own = () if ledger.is_summed_without(stage, member) else ledger.owned(stage, member.peer)
+    for microbatch in {*own, *ledger.plan.passing(stage, member.peer)}:
+        if ledger.plan.routes[microbatch].hops[0].peer in excluded:
+            return False
+        if all(peer in ledger.led_before(stage, microbatch) for peer in able):
+            return False
+    return bool(able)
 
 
 def _able(ledger: Ledger, stage: int, but: Member) -> list[PeerId]:
@@ -56,9 +65,16 @@ def is_seated(ledger: Ledger, member: Member) -> bool:
 # ---- doubts ----
 
 
-def doubt(ledger: Ledger, member: Member, reason: str, now: float, patience_s: float = 0.0) -> list[SendMessage]:
-    """Ask the member what it has accumulated."""
-    ledger.doubts[member] = Doubt(now + patience_s, now, reason)
+def doubt(
+    ledger: Ledger,
+    member: Member,
+    reason: str,
+    now: float,
+    patience_s: float = 0.0,
+    about: tuple[Member, Stalled] | None = None,
+) -> list[SendMessage]:
+    """Ask the member what it has accumulated. `about`: who waits for its part of a sum."""
+    ledger.doubts[member] = Doubt(now + patience_s, now, reason, about)
     return [_revoke(ledger, member)]
 
 
@@ -96,7 +112,7 @@ def answer_misfit(ledger: Ledger, member: Member, message: Revoked) -> str:
         owned = set(ledger.owned(stage, member.peer))
         if stage not in told or not told[stage] <= owned or (stage in ledger.started and told[stage] != owned):
             return f"it accumulated {sorted(told.get(stage, ()))} of stage {stage} and owns {sorted(owned)}"
-        if not _able(ledger, stage, member):
+        if not _can_take_over(ledger, stage, member):
             return f"nobody else can compute stage {stage}"
     return ""
 
@@ -112,8 +128,18 @@ def exclude(ledger: Ledger, member: Member, reason: str) -> list[Note]:
     """The attempt goes on as if the member had not been there."""
     ledger.doubts.pop(member, None)
     ledger.excluded[member] = reason
-    notes = _amend(ledger, member, dict.fromkeys(_active_stages(ledger, member), frozenset()), reason)
+    active = _active_stages(ledger, member)
+    counts = [stage for stage in active if ledger.is_summed_without(stage, member)]
+    kept = {stage: frozenset(ledger.owned(stage, member.peer) if stage in counts else ()) for stage in active}
+    notes: list[Note] = []
+    if ledger.nothing_moves and len(counts) == len(active):
+        ledger.without[member.peer] = None  # what is left of the step needs nothing of it, and nobody need be told
+    else:
+        notes = _amend(ledger, member, kept, reason)
     ledger.seats = [[s for s in row if s.member != member] for row in ledger.seats]
+    for stage in active:
+        if stage in ledger.started and stage not in counts:
+            ledger.sum_anew(stage)
     return notes
 
 
@@ -124,29 +150,45 @@ def _active_stages(ledger: Ledger, member: Member) -> list[int]:
 def _amend(ledger: Ledger, member: Member, kept: dict[int, frozenset[int]], reason: str) -> list[Note]:
     ledger.amendment += 1
     ledger.without[member.peer] = None
-    return [_lead_around(ledger, member, stage, keeps, reason) for stage, keeps in kept.items()]
+    notes = [_lead_around(ledger, member, stage, keeps, reason) for stage, keeps in kept.items() if stage]
+    for (stage, microbatch), led in list(ledger.led.items()):
+        if led[-1].whole:
+            _need_input(ledger, stage, microbatch)
+    return notes
 
 
 def _lead_around(ledger: Ledger, member: Member, stage: int, keeps: frozenset[int], reason: str) -> Note:
-    peer, able = member.peer, _able(ledger, stage, member)
+    peer = member.peer
     moved = [m for m in ledger.owned(stage, peer) if m not in keeps]
-    passing = [route.microbatch for route in ledger.plan.routes if Hop(stage, peer) in route.hops]
-    if member in ledger.excluded:
-        ledger.again |= {m: ledger.again.get(m, frozenset()) | {stage} for m in moved}
+    passing = list(ledger.plan.passing(stage, peer))
     _keep(ledger, stage, peer, keeps)
     if moved:
         ledger.ready.pop((stage, member), None)
     to: dict[PeerId, list[int]] = {}
     for microbatch in dict.fromkeys([*moved, *passing]):
+        able = [p for p in _able(ledger, stage, member) if p not in ledger.led_before(stage, microbatch)]
         taker = min(able, key=lambda p: _load(ledger, stage, p))
-        book = ledger.taken if microbatch in moved else ledger.helped
+        owned = microbatch in moved
+        book = ledger.taken if owned else ledger.helped
         book[stage, taker] = *book.get((stage, taker), ()), microbatch
         to.setdefault(taker, []).append(microbatch)
-        _forget_helper(ledger, stage, microbatch, but=taker if microbatch not in moved else "")
+        ledger.led.setdefault((stage, microbatch), []).append(Led(taker, ledger.amendment, owned))
+        _forget_helper(ledger, stage, microbatch, but=taker if not owned else "")
     _rewrite(ledger, stage, {m: taker for taker, microbatches in to.items() for m in microbatches}, set(moved))
     facts = {"stage": stage, "peer": peer, "to": {taker: bitmap(ms) for taker, ms in to.items()}, "reason": reason}
     how = {"excluded": member in ledger.excluded, "moved": bitmap(moved), "amendment": ledger.amendment}
     return Note("rerouted", facts | how | {"step": ledger.step, "attempt": ledger.attempt})
+
+
+def _need_input(ledger: Ledger, stage: int, microbatch: int) -> None:
+    """Whoever passes the microbatch right before the stage may be a helper that had nothing to do with it yet: it computes it
+    now, and so on towards the tokens."""
+    stages = [hop.stage for hop in ledger.plan.routes[microbatch].hops]
+    for before in reversed(stages[1 : stages.index(stage)]):
+        led = ledger.led.get((before, microbatch), [])
+        if not led or led[-1].whole:
+            return
+        led.append(Led(led[-1].peer, ledger.amendment, True))
 
 
 def _keep(ledger: Ledger, stage: int, peer: PeerId, keeps: frozenset[int]) -> None:
@@ -170,7 +212,7 @@ def _forget_helper(ledger: Ledger, stage: int, microbatch: int, but: PeerId) -> 
 
 
 def _rewrite(ledger: Ledger, stage: int, takers: dict[int, PeerId], moved: set[int]) -> None:
-    """Lead the microbatches through their takers, from the beginning; whoever owns more now is not ready any more."""
+    """Lead the microbatches through their takers; whoever owns more now is not ready any more."""
     plan = ledger.plan
     routes = tuple(
         _led(route, stage, takers[route.microbatch], ledger.amendment) if route.microbatch in takers else route

@@ -1,10 +1,11 @@
-"""Taking work from a replica that lives and that somebody cannot reach (`Revoke`, and its answer) or that is lost (`Again`)."""
+"""Taking work from a replica that lives and that somebody cannot reach (`Revoke`, and its answer), and leading microbatches
+around it, or around one that is lost (`Detour`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocol.ids import Ballot
+from protocol.ids import Ballot, PeerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +26,18 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
-    """Who had accumulated the microbatch at these stages is lost to the attempt: it is run again even if it came back."""
+class Detour:
+    """These microbatches pass the stage at this peer now. Told to it, and to those before and after it on their way: what they
+    had sent to the peer before, they send to this one."""
 
-    microbatch: int
-    stages: tuple[int, ...]
+    stage: int
+    peer: PeerId
+    amendment: int
+    """With which it began."""
+    whole: bool
+    """It computes all of them; else only those of which nothing has come back yet: their owner, which cannot be reached, has
+    accumulated the others."""
+    microbatches: str
 
 
 @dataclass(frozen=True, slots=True)

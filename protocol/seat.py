@@ -7,12 +7,23 @@ or the coordinator: `NodeState` feeds it with what belongs to its open attempt a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from protocol.attempt import Attempt, Incoming
-from protocol.commands import Command, Compute, Discard, Note, Reduce, ReduceMember, Release, SendPayload, Work
+from protocol.commands import (
+    Command,
+    Compute,
+    Discard,
+    Note,
+    Reduce,
+    ReduceMember,
+    Release,
+    SendPayload,
+    StopReduce,
+    Work,
+)
 from protocol.events import ComputeDone, Reduced
 from protocol.ids import PeerId, StateId, bitmap
 from protocol.messages import OpenStep, PipeHeader, PipeKind, ReducedReport, ReduceReady, SeatWork, StartReduce
@@ -72,14 +83,16 @@ class Seat:
         """May a new step be opened here?"""
         return self.phase not in (SeatPhase.CREATING, SeatPhase.LEARNING, SeatPhase.APPLYING)
 
-    def open(self, step: OpenStep, work: SeatWork, now: float) -> list[Command]:
-        """Begin an attempt; an open one is discarded first."""
+    def open(self, step: OpenStep, work: SeatWork, now: float, spare: Collection[int] = ()) -> list[Command]:
+        """Begin an attempt; an open one is discarded first. `spare`: stages, of those next to this one, that have more than one
+        active replica."""
         assert self.settled, f"stage {self.state.stage} cannot open a step while {self.phase}"
         out = self.void()
         self.state.role, self.state.generation = work.role, work.generation
         routes = {r.microbatch: r for r in step.routes} if self.state.stage == 0 else {}
         taken, helped = frozenset(work.taken), frozenset(work.helped)
-        self.attempt = Attempt(step, work.microbatches, routes, taken, helped)
+        self.attempt = Attempt(step, work.microbatches, routes, taken, helped, spare, sum_number=work.sum_number)
+        self.attempt.lead(step.detours)
         self.phase = SeatPhase.WORKING if work.role == "active" else SeatPhase.READY
         self._check_ready()
         return out + self._admit(now)
@@ -91,24 +104,21 @@ class Seat:
             return []
         assert self.phase is not SeatPhase.APPLYING, "a decided step cannot be voided"
         self.phase = SeatPhase.IDLE
-        released = _released([*attempt.waiting.values(), *attempt.computing.values()])
+        released = [Release(handle) for handle in attempt.held()]
         return [*released, Discard(self.state.stage, attempt.open.step, attempt.open.attempt)]
 
     def begin_applying(self) -> list[Command]:
-        """The step is decided. What is still computed for a replay is of no use any more."""
+        """The step is decided. What is still computed for others, or kept for them, is of no use any more."""
         attempt, self.phase = self._open(), SeatPhase.APPLYING
-        released = _released([*attempt.waiting.values(), *attempt.computing.values()])
-        attempt.waiting, attempt.computing = {}, {}
-        return released
+        return [Release(handle) for handle in attempt.held()]
 
     # ---- amendments ----
 
     def misfit(self, work: SeatWork) -> str:
         """'' if the open attempt can be amended so, else why not."""
         attempt = self._open()
-        if self.phase in (SeatPhase.REDUCING, SeatPhase.REDUCED) and {*work.microbatches, *work.taken} != {
-            *attempt.accumulated
-        }:
+        sums = self.phase in (SeatPhase.REDUCING, SeatPhase.REDUCED) and work.sum_number == attempt.sum_number
+        if sums and {*work.microbatches, *work.taken} != {*attempt.accumulated}:
             return f"the sum of stage {self.state.stage} has begun"
         return attempt.misfit(work)
 
@@ -117,14 +127,24 @@ class Seat:
         attempt = self._open()
         attempt.open, attempt.order = step, work.microbatches
         attempt.taken, attempt.helped = frozenset(work.taken), frozenset(work.helped)
+        if self.state.stage == 0:
+            attempt.routes = {r.microbatch: r for r in step.routes}
+        out = self._sum_anew(work.sum_number) if work.sum_number > attempt.sum_number else []
         if self.phase is SeatPhase.READY and work.role == "active":
             self.phase = SeatPhase.WORKING
         self._check_ready()
-        out: list[Command] = []
         attempt.admitted_at = dict.fromkeys(attempt.admitted_at, now)  # others may have waited for what was lost
-        for microbatch in attempt.lead(step):
-            out += self._send_off(microbatch, now)
+        for header, handle in attempt.lead(step.detours):
+            out += self._send(header, handle)
         return out + self._admit(now)
+
+    def _sum_anew(self, number: int) -> list[Command]:
+        """One that brought something into the stage's sum is lost before all others had it. What is accumulated here stays."""
+        attempt = self._open()
+        attempt.sum_number, attempt.summed, attempt.reduced = number, {}, None
+        if self.phase in (SeatPhase.REDUCING, SeatPhase.REDUCED):
+            self.phase = SeatPhase.READY
+        return [StopReduce(self.state.stage, attempt.open.step, attempt.open.attempt, number)]
 
     def revoke(self) -> tuple[list[Command], Counted]:
         """Accumulate no more than what is begun; returns what that is."""
@@ -144,49 +164,40 @@ class Seat:
             if microbatch is None:
                 break
             attempt.in_flight += 1
-            out += self._send_off(microbatch, now)
+            attempt.admitted_at[microbatch] = now
+            o, route = attempt.open, attempt.routes[microbatch]
+            header = PipeHeader(o.ballot, o.step, o.attempt, o.parent, "forward", 0, route)
+            out += self._start("embed", Incoming(header, 0, self._me), True)
         return out
 
-    def _send_off(self, microbatch: int, now: float) -> list[Command]:
-        """Along its newest way, from the tokens on."""
-        attempt = self._open()
-        o, route = attempt.open, attempt.routes[microbatch]
-        attempt.admitted_at[microbatch] = now
-        released = _released(attempt.begin_way(microbatch, route.replay))
-        at = attempt.accumulate_at(microbatch)
-        header = PipeHeader(o.ballot, o.step, o.attempt, o.parent, "forward", 0, route, at)
-        return released + self._start("embed", Incoming(header, 0, self._me), self._wanted(header))
-
     def take(self, incoming: Incoming) -> list[Command]:
-        """A payload of the open attempt for this stage. Repeated, outdated and unowned ones are released, and so is what cannot
-        have come back yet."""
+        """A payload of the open attempt for this stage. Repeated and unowned ones are released."""
         attempt, header = self._open(), incoming.header
-        op, microbatch, way = self._op_of(header), header.route.microbatch, header.route.replay
-        key = (op, microbatch, way)
-        if not self._is_possible(*key) or key in attempt.seen:
+        op, microbatch = self._op_of(header), header.route.microbatch
+        if (op, microbatch) in attempt.seen or not self._is_possible(microbatch):
             return [Release(incoming.handle)]
-        attempt.seen.add(key)
-        released = _released(attempt.begin_way(microbatch, way))
+        attempt.seen.add((op, microbatch))
         if op == "forward":
-            return released + self._start(op, incoming, self._wanted(header))
-        return released + self._take_back(op, incoming)
+            return self._start(op, incoming, True)
+        attempt.waiting[op, microbatch] = incoming
+        return self._take_back(op, microbatch)
 
-    def _is_possible(self, op: str, microbatch: int, way: int) -> bool:
-        """A seat that has all that it owns works on for the replays of others only."""
+    def _is_possible(self, microbatch: int) -> bool:
+        """A seat that has all that it owns works on for others only."""
         attempt = self._open()
         done = self.phase in (SeatPhase.READY, SeatPhase.REDUCING, SeatPhase.REDUCED)
-        if not (self.phase is SeatPhase.WORKING or (done and way)) or way < attempt.newest.get(microbatch, 0):
-            return False
-        return attempt.may_pass(microbatch) and (op == "forward" or attempt.went_on.get(microbatch, -1) == way)
+        fits = attempt.may_pass(microbatch)
+        return fits and (self.phase is SeatPhase.WORKING or (done and microbatch in attempt.helped))
 
-    def _take_back(self, op: str, incoming: Incoming) -> list[Command]:
-        """What is to be accumulated waits for its turn; what is there already, or elsewhere, or was taken over, does not."""
-        attempt, microbatch = self._open(), incoming.header.route.microbatch
-        missing = self._wanted(incoming.header) and (op, microbatch) not in attempt.counted
-        if missing and microbatch in attempt.order:
-            attempt.waiting[op, microbatch] = incoming
+    def _take_back(self, op: str, microbatch: int) -> list[Command]:
+        """What comes back waits for the forward pass here: it may come first where work was taken over. What is accumulated in
+        its turn waits for that as well."""
+        attempt = self._open()
+        if microbatch not in attempt.went_on or (op, microbatch) not in attempt.waiting:
+            return []
+        if microbatch in attempt.order:
             return self._next_turn("head" if op == "head" else "backward")
-        return self._start(op, incoming, missing and microbatch in attempt.taken)
+        return self._start(op, attempt.waiting.pop((op, microbatch)), microbatch in attempt.taken)
 
     def _op_of(self, header: PipeHeader) -> str:
         if header.kind == "backward":
@@ -200,17 +211,17 @@ class Seat:
         out: list[Command] = []
         op = "head" if lane == "head" else "backward" if self.state.stage else "embed_backward"
         while attempt.turns[lane] < len(attempt.order):
-            incoming = attempt.waiting.pop((op, attempt.order[attempt.turns[lane]]), None)
-            if incoming is None:
+            microbatch = attempt.order[attempt.turns[lane]]
+            if microbatch not in attempt.went_on or (op, microbatch) not in attempt.waiting:
                 break
             attempt.turns[lane] += 1
-            out += self._start(op, incoming, True)
+            out += self._start(op, attempt.waiting.pop((op, microbatch)), True)
         return out
 
     def _start(self, op: str, incoming: Incoming, accumulate: bool) -> list[Command]:
         attempt, header = self._open(), incoming.header
-        microbatch, way = header.route.microbatch, header.route.replay
-        attempt.computing[op, microbatch, way] = replace(incoming, accumulate=accumulate)
+        microbatch = header.route.microbatch
+        attempt.computing[op, microbatch] = replace(incoming, accumulate=accumulate)
         if accumulate and op in ("head", "backward", "embed_backward"):
             attempt.counted.add((op, microbatch))
         work = Work(
@@ -220,21 +231,21 @@ class Seat:
             header.attempt,
             microbatch,
             accumulate=accumulate,
-            replay=way,
         )
         return [Compute(work, incoming.handle, incoming.peer)]
 
     def computed(self, done: ComputeDone, now: float) -> list[Command]:
         """A computation of the open attempt ended; a repeated or stale outcome only releases what it made."""
         attempt, work = self._open(), done.work
-        incoming = attempt.computing.pop((work.op, work.microbatch, work.replay), None)
+        incoming = attempt.computing.pop((work.op, work.microbatch), None)
         if incoming is None:
             return [Release(done.handle)] if done.handle else []
         attempt.busy_s += done.seconds
         out: list[Command] = [Release(incoming.handle)] if incoming.handle else []
         out += self._pass_on(done, incoming.header)
         if work.op in ("embed", "forward"):
-            attempt.went_on[work.microbatch] = max(work.replay, attempt.went_on.get(work.microbatch, 0))
+            attempt.went_on.add(work.microbatch)
+            out += self._take_back("backward", work.microbatch)
         if work.op == "head" and incoming.accumulate:
             attempt.loss_sum += done.loss_sum
             attempt.tokens += done.tokens
@@ -242,24 +253,28 @@ class Seat:
             out += self._came_back(incoming.header, incoming.accumulate, now)
         return out
 
-    def _wanted(self, header: PipeHeader) -> bool:
-        """May the microbatch enter this stage's gradient? A replay that is meant for other stages does not."""
-        return header.accumulate_at is None or self.state.stage in header.accumulate_at
-
     def _pass_on(self, done: ComputeDone, header: PipeHeader) -> list[Command]:
+        """To the next stage. What may have to be sent once more, to another replica, is kept until the step is over."""
         if not done.handle:
             return []
         forward = done.work.op in ("embed", "forward")
         hop = header.hop + 1 if forward else header.hop - 1
         kind: PipeKind = "forward" if forward else "backward"
-        onward = replace(header, kind=kind, hop=hop)
-        return [SendPayload(header.route.hops[hop].peer, onward, done.handle), Release(done.handle)]
+        out = self._send(replace(header, kind=kind, hop=hop), done.handle)
+        return out if (kind, done.work.microbatch) in self._open().sent else [*out, Release(done.handle)]
+
+    def _send(self, header: PipeHeader, handle: int) -> list[Command]:
+        attempt = self._open()
+        onward = replace(header, route=attempt.around(header.route))
+        hop = onward.route.hops[onward.hop]
+        if hop.stage in attempt.spare:
+            attempt.sent[onward.kind, onward.route.microbatch] = onward, handle
+        return [SendPayload(hop.peer, onward, handle)]
 
     def _came_back(self, header: PipeHeader, accumulated: bool, now: float) -> list[Command]:
         """The gradient of a microbatch went through this seat: what was its room is free for the next one."""
         attempt, microbatch = self._open(), header.route.microbatch
-        attempt.came_back.add(microbatch)
-        if header.route.replay == attempt.newest.get(microbatch, 0) and microbatch in attempt.admitted_at:
+        if microbatch in attempt.admitted_at:
             attempt.in_flight -= 1
             self.latency_s = max(now - attempt.admitted_at.pop(microbatch), 0.9 * self.latency_s)
         out: list[Command] = []
@@ -280,16 +295,16 @@ class Seat:
             self.phase = SeatPhase.READY
 
     def reduce(self, start: StartReduce, members: tuple[ReduceMember, ...]) -> list[Command]:
-        """Everybody is ready: sum over these. A repeated start is ignored."""
-        if self.phase is not SeatPhase.READY:
+        """Everybody is ready: sum over these. A repeated start is ignored, and that of another sum."""
+        if self.phase is not SeatPhase.READY or start.sum_number != self._open().sum_number:
             return []
         self.phase = SeatPhase.REDUCING
         self._open().summed = {row.member.peer: row.microbatches for row in members if row.role == "active"}
-        return [Reduce(start.ballot, start.stage, start.step, start.attempt, members)]
+        return [Reduce(start.ballot, start.stage, start.step, start.attempt, members, start.sum_number)]
 
     def reduced(self, done: Reduced) -> list[Command]:
-        """The sum is here."""
-        if self.phase is not SeatPhase.REDUCING:
+        """The sum is here, unless it was given up."""
+        if self.phase is not SeatPhase.REDUCING or done.sum_number != self._open().sum_number:
             return []
         self.phase = SeatPhase.REDUCED
         self._open().reduced = done
@@ -309,7 +324,8 @@ class Seat:
         if self.phase is SeatPhase.REDUCED:
             assert attempt.reduced, "a reduced seat holds its result"
             result = attempt.reduced
-            return ReducedReport(o.ballot, o.step, o.attempt, stage, result.digest, result.squared_norm)
+            where = o.ballot, o.step, o.attempt, stage
+            return ReducedReport(*where, result.digest, result.squared_norm, attempt.sum_number)
         return None
 
     def slow(self, seconds_per_microbatch: float, least_s: float) -> ReduceReady | None:

@@ -88,7 +88,8 @@ def passive_bytes(manifest: Manifest, stage: int = 0) -> int:
 
 def activation_bytes(manifest: Manifest, stage: int, replicas: int = 1) -> int:
     """Most that microbatches in flight take at one seat: what their backward passes retain, their payloads, and the work on one
-    of them. All of them may wait at the same seat; the replicas of a stage share them, as stage 0's admit them."""
+    of them. All of them may wait at the same seat; the replicas of a stage share them, as stage 0's admit them. Where
+    stages have several replicas, what is sent to one of them is kept until the step is over (`protocol.attempt`)."""
     rows, hidden = manifest.batch.tokens_per_microbatch, manifest.model.hidden_size
     payloads = 2 * payload_bytes(manifest)
     if stage == 0:
@@ -97,7 +98,8 @@ def activation_bytes(manifest: Manifest, stage: int, replicas: int = 1) -> int:
     else:
         retained = F32 * rows * _retained_width(manifest, stage)
         work = F32 * rows * _working_width(manifest)
-    return in_flight(manifest, replicas) * (retained + payloads) + work
+    kept = -(-manifest.batch.num_microbatches // replicas) * payloads if replicas > 1 else 0
+    return in_flight(manifest, replicas) * (retained + payloads) + kept + work
 
 
 def _retained_width(manifest: Manifest, stage: int) -> int:

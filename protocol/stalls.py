@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from protocol.events import CommandFailed
 from protocol.ids import ATTEMPTS_PER_TERM, PeerId
 from protocol.manifest import TimingSection
 from protocol.messages import OpenStep, Stalled
@@ -32,6 +33,13 @@ class Stalls:
         """What was told is of no more concern: the work is another."""
         self._told = None
 
+    def amended(self, step: OpenStep) -> None:
+        """So it is after an amendment; but a sum that came to nothing stalls the attempt until it begins anew."""
+        about = self._told[1] if self._told else None
+        numbers = [work.sum_number for work in step.seats if about and work.stage == about.summing]
+        if about is None or numbers != [about.sum_number]:
+            self.clear()
+
     def ended(self, seconds: float) -> None:
         """A computation, of whatever attempt, is done."""
         self._pulse.ended(seconds)
@@ -41,13 +49,19 @@ class Stalls:
         """Why this node is of no use any more; '' as long as it is."""
         return "its device does not answer: no computation ends any more" if self._pulse.is_gone else ""
 
-    def enter(
-        self, step: OpenStep, microbatch: int, peer: PeerId, reason: str, now: float, unsent: bool = False
-    ) -> Stalled | None:
+    def enter(self, step: OpenStep, microbatch: int, peer: PeerId, reason: str, now: float) -> Stalled | None:
         """The open attempt cannot be finished here; None if that was told already."""
+        return self._tell(Stalled(step.ballot, step.step, step.attempt, microbatch, peer, reason), now)
+
+    def failed(self, step: OpenStep, event: CommandFailed, now: float) -> Stalled | None:
+        """The same, as a command has failed."""
+        where = step.ballot, step.step, step.attempt, event.microbatch
+        summing = event.stage if event.is_sum else -1
+        return self._tell(Stalled(*where, event.peer, event.reason, event.unsent, summing, event.sum_number), now)
+
+    def _tell(self, stalled: Stalled, now: float) -> Stalled | None:
         if self._told is not None:
             return None
-        stalled = Stalled(step.ballot, step.step, step.attempt, microbatch, peer, reason, unsent)
         self._told = now, stalled
         return stalled
 
@@ -65,7 +79,7 @@ class Stalls:
         applying = SeatPhase.APPLYING in [seat.phase for seat in seats]
         hangs = self._pulse.tick(computing is not None, applying, now)
         if hangs and computing and step:
-            op, microbatch, _ = computing
+            op, microbatch = computing
             reason = f"{op} of microbatch {microbatch} has not ended after {self._pulse.limit_s:.0f} s"
             return self.enter(step, microbatch, "", reason, now)
         embedding = next((seat for seat in seats if seat.state.stage == 0), None)

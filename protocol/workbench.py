@@ -42,7 +42,7 @@ from protocol.messages import (
 from protocol.pace import Pace
 from protocol.records import Commit, Rollback, Share, short
 from protocol.repeats import Repeats
-from protocol.replica_set import reduce_misfit, summands
+from protocol.replica_set import reduce_misfit, spare_near, summands
 from protocol.revoking import Revoke, Revoked
 from protocol.schedule import gradient_scale, learning_rate
 from protocol.seat import Incoming, Seat, SeatPhase
@@ -208,7 +208,7 @@ class Workbench:
         for work in step.seats:
             seat = self.seats.get(work.stage)
             if seat:
-                self._out += seat.open(step, work, now)
+                self._out += seat.open(step, work, now, spare_near(work.stage, self._chain, self._manifest))
         self.report(now)
 
     def _amend(self, message: OpenStep, before: OpenStep, now: float) -> None:
@@ -221,7 +221,7 @@ class Workbench:
         if self._refuse(wrong or "".join(misfits)):
             return
         self.open = message
-        self._stalls.clear()
+        self._stalls.amended(message)
         self.introduce(message.contacts)
         self._reported.clear()
         for seat, work in mine:
@@ -352,7 +352,7 @@ class Workbench:
     def _route(self, incoming: Incoming) -> None:
         """To its seat now, kept for later, or released: what does not fit is somebody else's fault and never raises."""
         header = incoming.header
-        way = (header.kind, header.hop, header.route.microbatch, header.route.replay)
+        way = (header.kind, header.hop, header.route.microbatch, header.route.amendment)
         key = (header.ballot, header.step, header.attempt, *way)
         if payload_misfit(header, incoming.peer, self._me, self._manifest, self._chain):
             self._out.append(Release(incoming.handle))
@@ -373,7 +373,7 @@ class Workbench:
 
     def _matches(self, header: PipeHeader) -> bool:
         o = self.open
-        if o is None or header.kind == "evaluate" or header.route.replay > o.amendment:
+        if o is None or header.kind == "evaluate" or header.route.amendment > o.amendment:
             return False
         return (header.ballot, header.step, header.attempt, header.parent) == (o.ballot, o.step, o.attempt, o.parent)
 
@@ -385,7 +385,7 @@ class Workbench:
         if header.kind == "evaluate":
             return ahead == 1 or (ahead == 0 and header.parent == self._chain.head and not self.settled)
         key, newest = (header.ballot, header.step, header.attempt), self.open
-        newer = key > self._voided and (newest is None or (*key, header.route.replay) > _number(newest))
+        newer = key > self._voided and (newest is None or (*key, header.route.amendment) > _number(newest))
         return newer and 0 < ahead <= STEPS_AHEAD
 
     def _may_lead(self, peer: PeerId) -> bool:
@@ -393,8 +393,9 @@ class Workbench:
         return peer == self.leader or not self.leader or self._chain.member_of(peer) is not None
 
     def _max_early(self) -> int:
-        """Room for everything that the stage-0 replicas may have admitted."""
-        return self._manifest.max_in_flight * max(self._manifest.start_replicas, len(self._chain.active(0)))
+        """Room for everything that stage-0 replicas may have admitted, and for all that may be sent once more, both ways."""
+        admitted = self._manifest.max_in_flight * max(self._manifest.start_replicas, len(self._chain.active(0)))
+        return max(admitted, 2 * self._manifest.batch.num_microbatches)
 
     def computed(self, event: ComputeDone, now: float) -> None:
         """A computation ended."""
@@ -427,13 +428,16 @@ class Workbench:
 
     def failed(self, event: CommandFailed, now: float) -> None:
         """Somebody else's fault keeps the attempt from being finished here."""
-        o = self.open
-        if o and self._is_open(event.step, event.attempt) and not (event.unsent and event.peer in o.without):
-            self._stall(event.microbatch, event.peer, event.reason, now, event.unsent)
+        o, seat = self.open, self.seats.get(event.stage)
+        if o is None or not self._is_open(event.step, event.attempt) or (event.unsent and event.peer in o.without):
+            return
+        is_old = event.is_sum and (seat is None or seat.attempt is None or seat.attempt.sum_number != event.sum_number)
+        if not is_old and (stalled := self._stalls.failed(o, event, now)):
+            self._tell_leader(stalled)
 
-    def _stall(self, microbatch: int, peer: PeerId, reason: str, now: float, unsent: bool = False) -> None:
+    def _stall(self, microbatch: int, peer: PeerId, reason: str, now: float) -> None:
         """Tell the coordinator once; `report` repeats it until the attempt is voided."""
-        if self.open and (stalled := self._stalls.enter(self.open, microbatch, peer, reason, now, unsent)):
+        if self.open and (stalled := self._stalls.enter(self.open, microbatch, peer, reason, now)):
             self._tell_leader(stalled)
 
     @property

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from node.sim.in_flight import InFlight
 from node.sim.machine import Contribution, Key, SimSeat, require, sum_digest, whole_gradient
 from node.sim.nodes import SimNode
 from node.sim.ownership import Ownership
@@ -109,10 +110,8 @@ class Invariants:
         """Who told of it last. His successor may tell of it again: it cannot know what he decided, and said to nobody else."""
         """(stage, step, peer where it goes on) -> rung, as the coordinators told it."""
         self._latest: dict[tuple[Member, int], Key] = {}
-        self._payloads: Counter[Key] = Counter()
+        self.payloads = InFlight()
         self.owners = Ownership()
-        self._tags: dict[SimNode, dict[int, Key]] = defaultdict(dict)
-        self._grown: Key | None = None
         self.checks: dict[type, Callable[[SimNode, Any], None]] = {
             Note: self._on_note,
             SendMessage: self._on_send,
@@ -143,22 +142,23 @@ class Invariants:
 
     def after(self, node: SimNode) -> None:
         """A node has carried out all that followed from an event."""
-        if self._grown is None:
+        book = self.payloads
+        book.look(node)
+        if book.grown is None:
             return
-        tag, self._grown = self._grown, None
-        if self._payloads[tag] <= min(2 * self._manifest.max_in_flight, self.most_payloads):
+        tag, book.grown = book.grown, None
+        if book.count[tag] <= min(2 * self._manifest.max_in_flight, self.most_payloads):
             return  # whatever the bound is, it is not less
-        count, stage0 = self._payloads[tag], max(1, len(self.place.active(0)))
+        count, stage0 = book.count[tag], max(1, len(self.place.active(0)))
         self.most_payloads = max(self.most_payloads, count)
-        ways = 1 + self.owners.amendments[tag]  # what is led around somebody may still be on its old way, up to the next node
-        bound = 2 * self._manifest.max_in_flight * stage0 * (1 + len(self.forks)) * ways
+        amendments = self.owners.amendments[tag]  # what is led around somebody is on its old way too, and is sent again at once
+        bound = 2 * self._manifest.max_in_flight * stage0 * (1 + len(self.forks)) * (1 + amendments)
+        bound += 2 * self._manifest.batch.num_microbatches * amendments
         require(count <= bound, f"{count} payloads of {tag} at once; the schedule allows {bound}")
 
     def payload(self, node: SimNode, handle: int, tag: Key) -> None:
         """A node was given a payload."""
-        self._tags[node][handle] = tag
-        self._payloads[tag] += 1
-        self._grown = tag
+        self.payloads.given(node, handle, tag)
 
     def created(self, node: SimNode, seat: SimSeat) -> None:
         """A seat's first weights are made."""
@@ -198,22 +198,18 @@ class Invariants:
 
     def died(self, node: SimNode) -> None:
         """A node's memory is gone."""
-        for handle, count in node.pool.owned.items():
-            self._payloads[self._tags[node][handle]] -= count
-        self._tags.pop(node, None)
+        self.payloads.gone(node)
         self._leaves(node.spec.member)
 
     def exited(self, node: SimNode) -> None:
         """A node left in order: it owes nothing."""
         self.quiet(node)
-        self._tags.pop(node, None)
+        self.payloads.gone(node)
         self._leaves(node.spec.member)
 
     def quiet(self, node: SimNode) -> None:
         """A node at rest owns no payload."""
-        left = sorted(node.pool.owned)
-        where = [self._tags[node][handle] for handle in left]
-        require(not left, f"{node!r} never released payloads {left} of {where}")
+        self.payloads.quiet(node)
 
     # ---- S1, quorum, S2: records ----
 
@@ -483,7 +479,4 @@ class Invariants:
         self._latest[where] = key
 
     def _on_release(self, node: SimNode, command: Release) -> None:
-        tag = self._tags[node].get(command.handle)
-        require(tag is not None, f"{node!r} releases payload {command.handle}, which it was never given")
-        assert tag is not None
-        self._payloads[tag] -= 1
+        self.payloads.released(node, command.handle)

@@ -104,6 +104,10 @@ class SimSeat:
         if work.op in ("head", "backward", "embed_backward") and work.accumulate:
             self.gradients.setdefault(key, []).append((work.microbatch, work.op, self.digest))
 
+    def forget_sum(self, key: Key) -> None:
+        """The sum of this attempt begins anew."""
+        self.sums.pop(key, None)
+
     def apply(self, command: Apply) -> None:
         """One update from the reduced sum of the attempt."""
         key = (command.step, command.attempt)

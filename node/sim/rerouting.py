@@ -18,6 +18,7 @@ from protocol.commands import Command, Compute, Note
 from protocol.events import Event
 from protocol.ids import Member
 from protocol.manifest import Manifest, from_mapping
+from protocol.workbench import Workbench
 
 Fault = Literal["crash", "silent", "freeze", "cut", "two", "cut, then lost"]
 FAULTS: tuple[Fault, ...] = ("crash", "silent", "freeze", "cut", "two", "cut, then lost")
@@ -53,6 +54,11 @@ class _Counted:
     def chain(self) -> Chain:
         """The decided records, for those that check them."""
         return self._state.chain  # type: ignore[attr-defined,no-any-return]
+
+    @property
+    def bench(self) -> Workbench:
+        """What the node works on, for those that count payloads."""
+        return self._state.bench  # type: ignore[attr-defined,no-any-return]
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """See `Decider`."""

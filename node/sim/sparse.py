@@ -48,13 +48,15 @@ class SparseInvariants(Invariants):
 
     def after(self, node: SimNode) -> None:
         """See `Invariants`: the bound is made once per record."""
-        if self._grown is None:
+        book = self.payloads
+        book.look(node)
+        if book.grown is None:
             return
         if self._bound[0] != self.head:
             self._bound = self.head, max(1, len(self.place.active(0)))
-        if self._payloads[self._grown] > 2 * self._manifest.max_in_flight * self._bound[1]:
+        if book.count[book.grown] > 2 * self._manifest.max_in_flight * self._bound[1]:
             super().after(node)
-        self._grown = None
+        book.grown = None
 
     def _check_shares(self, commit: Commit, shares: tuple[Share, ...]) -> None:
         if commit.step < self.step:
@@ -67,7 +69,7 @@ class SparseInvariants(Invariants):
     def _on_release(self, node: SimNode, command: Release) -> None:
         super()._on_release(node, command)
         if node.pool.owned[command.handle] == 1:
-            self._tags[node].pop(command.handle, None)
+            self.payloads.forget(node, command.handle)
 
     def _append(self, record: Record, name: str) -> None:
         super()._append(record, name)

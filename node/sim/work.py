@@ -20,6 +20,7 @@ from node.sim.machine import (
 )
 from node.sim.nodes import SimNode
 from node.sim.surroundings import Surroundings
+from protocol.checks import STEPS_AHEAD
 from protocol.commands import (
     Apply,
     Command,
@@ -37,6 +38,7 @@ from protocol.commands import (
     Save,
     StopLearning,
     StopMixing,
+    StopReduce,
     Survey,
     Work,
 )
@@ -50,22 +52,22 @@ GRADIENT_BYTES = 1 << 20
 
 @dataclass(slots=True)
 class Gathered:
-    """One reduce: which members asked for it, and with which gradients."""
+    """One reduce: which members asked for it, and with which gradients. Passive ones get the sum, and nobody waits for them."""
 
     command: Reduce
     parts: dict[PeerId, tuple[SimNode, list[Contribution]]]
+    digest: str = ""
+    """Of the sum, once it is made."""
+    seconds: float = 0.0
+    """What that took."""
 
     def any(self, state: Callable[[SimNode], bool]) -> SimNode | None:
         """The first member of which this holds."""
         return next((node for node, _ in self.parts.values() if state(node)), None)
 
 
-def _dead(node: SimNode) -> bool:
-    return node.dead
-
-
-def _frozen(node: SimNode) -> bool:
-    return node.frozen
+def _summands(command: Reduce) -> set[PeerId]:
+    return {row.member.peer for row in command.members if row.role == "active"}
 
 
 class Works:
@@ -73,7 +75,7 @@ class Works:
 
     def __init__(self, world: Surroundings) -> None:
         self._world = world
-        self._reduces: dict[tuple[int, int, int, Any], Gathered] = {}
+        self._reduces: dict[tuple[int, int, int, int, Any], Gathered] = {}
         self._queued: dict[int, SimSeat | None] = {}
         """By id of a job that waits or runs: the seat that it is for. Another one in its place is not touched by it."""
         self.copies = Copies(world)
@@ -87,6 +89,7 @@ class Works:
             CreateSeat: self._create_seat,
             DropSeat: self._drop_seat,
             Reduce: self._reduce,
+            StopReduce: self._stop_reduce,
             Discard: self._discard,
             Learn: self.copies.learn,
             Regrow: self.copies.regrow,
@@ -103,7 +106,7 @@ class Works:
     def died(self, node: SimNode) -> None:
         """The reduces that wait for a dead process fail at the others as soon as their streams break."""
         for gathered in self._reduces.values():
-            if any(row.member.peer == node.peer for row in gathered.command.members):
+            if node.peer in _summands(gathered.command) and not gathered.digest:
                 for other, _ in gathered.parts.values():
                     self._fail(other, gathered.command, node.peer)
 
@@ -134,6 +137,14 @@ class Works:
         for gathered in self._reduces.values():
             reduce = gathered.command
             if reduce.stage == command.stage and (reduce.step, reduce.attempt) <= (command.step, command.attempt):
+                gathered.parts.pop(node.peer, None)
+
+    def _stop_reduce(self, node: SimNode, command: StopReduce) -> None:
+        key = command.step, command.attempt
+        node.seats[command.stage].forget_sum(key)
+        for gathered in self._reduces.values():
+            reduce = gathered.command
+            if (reduce.stage, reduce.step, reduce.attempt) == (command.stage, *key) and reduce.sum_number < command.sum_number:
                 gathered.parts.pop(node.peer, None)
 
     def _queue_job(self, node: SimNode, command: Compute | Apply) -> None:
@@ -203,12 +214,15 @@ class Works:
         key = (command.step, command.attempt)
         part = list(node.seats[command.stage].gradients.get(key, []))
         self._world.watch.reducing(node, command, part)
-        where = (command.stage, *key, command.members)
+        self._forget_old(command)
+        where = (command.stage, *key, command.sum_number, tuple(row for row in command.members if row.role == "active"))
         gathered = self._reduces.setdefault(where, Gathered(command, {}))
         gathered.parts[node.peer] = (node, part)
-        missing = [row.member.peer for row in command.members if row.member.peer not in gathered.parts]
+        if gathered.digest:
+            self._publish(node, gathered)
+            return
+        missing = [peer for peer in _summands(command) if peer not in gathered.parts]
         if not missing:
-            del self._reduces[where]
             self._sum(gathered)
             return
         others = [self._world.nodes[peer] for peer in missing if peer in self._world.nodes]
@@ -216,26 +230,43 @@ class Works:
         if gone:
             self._fail(node, command, gone.peer)
 
+    def _forget_old(self, command: Reduce) -> None:
+        """Of earlier steps, whoever still waits for them."""
+        old = [where for where in self._reduces if where[0] == command.stage and where[1] < command.step - STEPS_AHEAD]
+        for where in old:
+            del self._reduces[where]
+
     def _fail(self, node: SimNode, reduce: Reduce, peer: PeerId) -> None:
-        failed = CommandFailed(reduce.stage, reduce.step, reduce.attempt, -1, peer, "the stream broke")
+        where = reduce.stage, reduce.step, reduce.attempt, -1
+        failed = CommandFailed(*where, peer, "the stream broke", sum_number=reduce.sum_number)
         at = self._world.now + self._world.rng.uniform(0.001, 0.2)
         self._world.post(at, node, self._world.handle, node, failed)
 
     def _sum(self, gathered: Gathered) -> None:
-        frozen = gathered.any(_frozen)
+        summands = [peer for peer in _summands(gathered.command) if peer in gathered.parts]
+        frozen = gathered.any(lambda node: node.frozen and node.peer in summands)
         if frozen:
             frozen.backlog.append((self._sum, (gathered,)))
             return
-        if self._world.network.parted(list(gathered.parts), self._world.now):
+        if self._world.network.parted(summands, self._world.now):
             self._break(gathered)
             return
         command = gathered.command
         everything = [c for _, part in gathered.parts.values() for c in part]
-        digest = sum_digest(command.stage, command.step, everything)
-        seconds = self._reduce_seconds(list(gathered.parts))
+        gathered.digest = sum_digest(command.stage, command.step, everything)
+        gathered.seconds = self._reduce_seconds(list(gathered.parts))
         for node, _ in gathered.parts.values():
-            late = seconds * (1.0 + 0.2 * self._world.rng.random())
-            self._world.post(self._world.now + late, node, self._reduced, node, gathered, digest, late)
+            self._publish(node, gathered)
+
+    def _publish(self, node: SimNode, gathered: Gathered) -> None:
+        """The sum comes to a member, unless somebody who sums does not reach it: then it names that one after a while."""
+        world, summands = self._world, _summands(gathered.command)
+        far = next((peer for peer in summands if world.network.parted((node.peer, peer), world.now)), None)
+        if far and node.peer not in summands:
+            world.post(world.now + 2 * world.manifest.timing.lapse_s, node, self._fail, node, gathered.command, far)
+            return
+        late = gathered.seconds * (1.0 + 0.2 * world.rng.random())
+        world.post(world.now + late, node, self._reduced, node, gathered)
 
     def _break(self, gathered: Gathered) -> None:
         """Some members do not reach each other. Who waits for a part names whose it is; for a sum, one who waits for a part."""
@@ -253,18 +284,19 @@ class Works:
         latency = max(network.latency(a, b) for a in peers for b in peers if a != b)
         return 2 * latency + 2 * self.gradient_bytes / min(network.rate(peer) for peer in peers)
 
-    def _reduced(self, node: SimNode, gathered: Gathered, digest: str, seconds: float) -> None:
-        command = gathered.command
+    def _reduced(self, node: SimNode, gathered: Gathered) -> None:
+        command, digest = gathered.command, gathered.digest
         seat, key = node.seats.get(command.stage), (command.step, command.attempt)
-        gone = gathered.any(_dead)
+        summands = _summands(command)
+        gone = gathered.any(lambda other: other.dead and other.peer in summands)
         if gone and self._world.rng.random() < 0.5:
             if gone.loud:
                 self._fail(node, command, gone.peer)
             return
-        if seat is None or key <= seat.discarded:
+        if seat is None or key <= seat.discarded or node.peer not in gathered.parts:
             return
         seat.sums[key] = digest
-        event = Reduced(command.stage, command.step, command.attempt, digest, norm_of(digest), seconds)
+        event = Reduced(command.stage, *key, digest, norm_of(digest), gathered.seconds, command.sum_number)
         self._world.handle(node, event)
 
 

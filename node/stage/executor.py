@@ -170,6 +170,15 @@ class TorchExecutor:
 
         await self._run(STATE, install)
 
+    async def forget_sum(self, stage: int) -> None:
+        """See `node.ports.StageExecutor`; without such a seat nothing happens."""
+
+        def forget() -> None:
+            if stage in self._seats:
+                self._seats[stage].forget_sum()
+
+        await self._run(STATE, forget)
+
     async def use_local(self, stage: int) -> None:
         """See `node.ports.StageExecutor`."""
         await self._run(STATE, lambda: self._seat(stage).use_local())

@@ -122,6 +122,11 @@ class Seat:
         gradients.summed[first : first + len(part)] = part
         gradients.installed[first] = max(first + len(part), gradients.installed.get(first, 0))
 
+    def forget_sum(self) -> None:
+        """What was summed counts for nothing; what is accumulated here stays, and may grow."""
+        self.gradients.local = False
+        self.gradients.installed.clear()
+
     def use_local(self) -> None:
         """The reduced gradient is the accumulated one."""
         if self.gradients.accumulated is None:

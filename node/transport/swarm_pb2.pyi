@@ -106,12 +106,6 @@ class Chunk(_message.Message):
     data: bytes
     def __init__(self, position: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
-class Integers(_message.Message):
-    __slots__ = ("values",)
-    VALUES_FIELD_NUMBER: _ClassVar[int]
-    values: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, values: _Optional[_Iterable[int]] = ...) -> None: ...
-
 class DescribeRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -542,14 +536,14 @@ class HopRows(_message.Message):
     def __init__(self, stage: _Optional[_Iterable[int]] = ..., peer: _Optional[bytes] = ...) -> None: ...
 
 class Route(_message.Message):
-    __slots__ = ("microbatch", "hops", "replay")
+    __slots__ = ("microbatch", "hops", "amendment")
     MICROBATCH_FIELD_NUMBER: _ClassVar[int]
     HOPS_FIELD_NUMBER: _ClassVar[int]
-    REPLAY_FIELD_NUMBER: _ClassVar[int]
+    AMENDMENT_FIELD_NUMBER: _ClassVar[int]
     microbatch: int
     hops: HopRows
-    replay: int
-    def __init__(self, microbatch: _Optional[int] = ..., hops: _Optional[_Union[HopRows, _Mapping]] = ..., replay: _Optional[int] = ...) -> None: ...
+    amendment: int
+    def __init__(self, microbatch: _Optional[int] = ..., hops: _Optional[_Union[HopRows, _Mapping]] = ..., amendment: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("incarnation", "ballot", "head", "step", "attempt", "amendment", "aside", "standing", "lacks")
@@ -664,23 +658,25 @@ class ReduceReady(_message.Message):
     def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., stage: _Optional[int] = ..., microbatches: _Optional[bytes] = ..., loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ..., seconds_per_microbatch: _Optional[float] = ...) -> None: ...
 
 class ReducedReport(_message.Message):
-    __slots__ = ("ballot", "step", "attempt", "stage", "digest", "squared_norm")
+    __slots__ = ("ballot", "step", "attempt", "stage", "digest", "squared_norm", "sum_number")
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SQUARED_NORM_FIELD_NUMBER: _ClassVar[int]
+    SUM_NUMBER_FIELD_NUMBER: _ClassVar[int]
     ballot: Ballot
     step: int
     attempt: int
     stage: int
     digest: bytes
     squared_norm: float
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., stage: _Optional[int] = ..., digest: _Optional[bytes] = ..., squared_norm: _Optional[float] = ...) -> None: ...
+    sum_number: int
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., stage: _Optional[int] = ..., digest: _Optional[bytes] = ..., squared_norm: _Optional[float] = ..., sum_number: _Optional[int] = ...) -> None: ...
 
 class Stalled(_message.Message):
-    __slots__ = ("ballot", "step", "attempt", "microbatch", "peer", "reason", "unsent")
+    __slots__ = ("ballot", "step", "attempt", "microbatch", "peer", "reason", "unsent", "summing", "sum_number")
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -688,6 +684,8 @@ class Stalled(_message.Message):
     PEER_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     UNSENT_FIELD_NUMBER: _ClassVar[int]
+    SUMMING_FIELD_NUMBER: _ClassVar[int]
+    SUM_NUMBER_FIELD_NUMBER: _ClassVar[int]
     ballot: Ballot
     step: int
     attempt: int
@@ -695,7 +693,9 @@ class Stalled(_message.Message):
     peer: bytes
     reason: str
     unsent: bool
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., microbatch: _Optional[int] = ..., peer: _Optional[bytes] = ..., reason: _Optional[str] = ..., unsent: _Optional[bool] = ...) -> None: ...
+    summing: int
+    sum_number: int
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., microbatch: _Optional[int] = ..., peer: _Optional[bytes] = ..., reason: _Optional[str] = ..., unsent: _Optional[bool] = ..., summing: _Optional[int] = ..., sum_number: _Optional[int] = ...) -> None: ...
 
 class AppliedReport(_message.Message):
     __slots__ = ("ballot", "stage", "step", "state_id", "digest")
@@ -856,23 +856,25 @@ class Meeting(_message.Message):
     def __init__(self, word: _Optional[str] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., lineage: _Optional[bytes] = ..., step: _Optional[int] = ..., covers: _Optional[bool] = ..., voters: _Optional[_Union[MemberRows, _Mapping]] = ..., lossy_forks: _Optional[int] = ...) -> None: ...
 
 class SeatWork(_message.Message):
-    __slots__ = ("stage", "role", "generation", "microbatches", "taken", "helped")
+    __slots__ = ("stage", "role", "generation", "microbatches", "taken", "helped", "sum_number")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     TAKEN_FIELD_NUMBER: _ClassVar[int]
     HELPED_FIELD_NUMBER: _ClassVar[int]
+    SUM_NUMBER_FIELD_NUMBER: _ClassVar[int]
     stage: int
     role: Role
     generation: int
     microbatches: _containers.RepeatedScalarFieldContainer[int]
     taken: _containers.RepeatedScalarFieldContainer[int]
     helped: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, stage: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., generation: _Optional[int] = ..., microbatches: _Optional[_Iterable[int]] = ..., taken: _Optional[_Iterable[int]] = ..., helped: _Optional[_Iterable[int]] = ...) -> None: ...
+    sum_number: int
+    def __init__(self, stage: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., generation: _Optional[int] = ..., microbatches: _Optional[_Iterable[int]] = ..., taken: _Optional[_Iterable[int]] = ..., helped: _Optional[_Iterable[int]] = ..., sum_number: _Optional[int] = ...) -> None: ...
 
 class OpenStep(_message.Message):
-    __slots__ = ("ballot", "step", "attempt", "parent", "seats", "routes", "contacts", "watch", "amendment", "again", "without")
+    __slots__ = ("ballot", "step", "attempt", "parent", "seats", "routes", "contacts", "watch", "amendment", "without", "detours")
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -882,8 +884,8 @@ class OpenStep(_message.Message):
     CONTACTS_FIELD_NUMBER: _ClassVar[int]
     WATCH_FIELD_NUMBER: _ClassVar[int]
     AMENDMENT_FIELD_NUMBER: _ClassVar[int]
-    AGAIN_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_FIELD_NUMBER: _ClassVar[int]
+    DETOURS_FIELD_NUMBER: _ClassVar[int]
     ballot: Ballot
     step: int
     attempt: int
@@ -893,9 +895,9 @@ class OpenStep(_message.Message):
     contacts: ContactRows
     watch: bytes
     amendment: int
-    again: _containers.RepeatedCompositeFieldContainer[Again]
     without: bytes
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., parent: _Optional[bytes] = ..., seats: _Optional[_Iterable[_Union[SeatWork, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., contacts: _Optional[_Union[ContactRows, _Mapping]] = ..., watch: _Optional[bytes] = ..., amendment: _Optional[int] = ..., again: _Optional[_Iterable[_Union[Again, _Mapping]]] = ..., without: _Optional[bytes] = ...) -> None: ...
+    detours: _containers.RepeatedCompositeFieldContainer[Detour]
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., parent: _Optional[bytes] = ..., seats: _Optional[_Iterable[_Union[SeatWork, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., contacts: _Optional[_Union[ContactRows, _Mapping]] = ..., watch: _Optional[bytes] = ..., amendment: _Optional[int] = ..., without: _Optional[bytes] = ..., detours: _Optional[_Iterable[_Union[Detour, _Mapping]]] = ...) -> None: ...
 
 class Revoke(_message.Message):
     __slots__ = ("ballot", "step", "attempt")
@@ -915,13 +917,19 @@ class Counted(_message.Message):
     microbatches: bytes
     def __init__(self, stage: _Optional[int] = ..., microbatches: _Optional[bytes] = ...) -> None: ...
 
-class Again(_message.Message):
-    __slots__ = ("microbatch", "stages")
-    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
-    STAGES_FIELD_NUMBER: _ClassVar[int]
-    microbatch: int
-    stages: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, microbatch: _Optional[int] = ..., stages: _Optional[_Iterable[int]] = ...) -> None: ...
+class Detour(_message.Message):
+    __slots__ = ("stage", "peer", "amendment", "whole", "microbatches")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    AMENDMENT_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    peer: bytes
+    amendment: int
+    whole: bool
+    microbatches: bytes
+    def __init__(self, stage: _Optional[int] = ..., peer: _Optional[bytes] = ..., amendment: _Optional[int] = ..., whole: _Optional[bool] = ..., microbatches: _Optional[bytes] = ...) -> None: ...
 
 class Revoked(_message.Message):
     __slots__ = ("ballot", "step", "attempt", "amendment", "seats")
@@ -938,7 +946,7 @@ class Revoked(_message.Message):
     def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., amendment: _Optional[int] = ..., seats: _Optional[_Iterable[_Union[Counted, _Mapping]]] = ...) -> None: ...
 
 class StartReduce(_message.Message):
-    __slots__ = ("ballot", "step", "attempt", "stage", "owners", "without", "contacts")
+    __slots__ = ("ballot", "step", "attempt", "stage", "owners", "without", "contacts", "sum_number")
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -946,6 +954,7 @@ class StartReduce(_message.Message):
     OWNERS_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_FIELD_NUMBER: _ClassVar[int]
     CONTACTS_FIELD_NUMBER: _ClassVar[int]
+    SUM_NUMBER_FIELD_NUMBER: _ClassVar[int]
     ballot: Ballot
     step: int
     attempt: int
@@ -953,7 +962,8 @@ class StartReduce(_message.Message):
     owners: bytes
     without: bytes
     contacts: ContactRows
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., stage: _Optional[int] = ..., owners: _Optional[bytes] = ..., without: _Optional[bytes] = ..., contacts: _Optional[_Union[ContactRows, _Mapping]] = ...) -> None: ...
+    sum_number: int
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., stage: _Optional[int] = ..., owners: _Optional[bytes] = ..., without: _Optional[bytes] = ..., contacts: _Optional[_Union[ContactRows, _Mapping]] = ..., sum_number: _Optional[int] = ...) -> None: ...
 
 class VoidStep(_message.Message):
     __slots__ = ("ballot", "step", "attempt", "reason")
@@ -1024,7 +1034,7 @@ class Order(_message.Message):
     def __init__(self, action: _Optional[str] = ..., serial: _Optional[int] = ..., signature: _Optional[str] = ...) -> None: ...
 
 class PipeHeader(_message.Message):
-    __slots__ = ("ballot", "step", "attempt", "parent", "kind", "hop", "route", "accumulate_at")
+    __slots__ = ("ballot", "step", "attempt", "parent", "kind", "hop", "route")
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -1032,7 +1042,6 @@ class PipeHeader(_message.Message):
     KIND_FIELD_NUMBER: _ClassVar[int]
     HOP_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
-    ACCUMULATE_AT_FIELD_NUMBER: _ClassVar[int]
     ballot: Ballot
     step: int
     attempt: int
@@ -1040,11 +1049,10 @@ class PipeHeader(_message.Message):
     kind: str
     hop: int
     route: Route
-    accumulate_at: Integers
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., parent: _Optional[bytes] = ..., kind: _Optional[str] = ..., hop: _Optional[int] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., accumulate_at: _Optional[_Union[Integers, _Mapping]] = ...) -> None: ...
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., parent: _Optional[bytes] = ..., kind: _Optional[str] = ..., hop: _Optional[int] = ..., route: _Optional[_Union[Route, _Mapping]] = ...) -> None: ...
 
 class ReduceHeader(_message.Message):
-    __slots__ = ("ballot", "step", "attempt", "stage", "kind", "first", "count")
+    __slots__ = ("ballot", "step", "attempt", "stage", "kind", "first", "count", "sum_number")
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -1052,6 +1060,7 @@ class ReduceHeader(_message.Message):
     KIND_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
+    SUM_NUMBER_FIELD_NUMBER: _ClassVar[int]
     ballot: Ballot
     step: int
     attempt: int
@@ -1059,4 +1068,5 @@ class ReduceHeader(_message.Message):
     kind: str
     first: int
     count: int
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., stage: _Optional[int] = ..., kind: _Optional[str] = ..., first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+    sum_number: int
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., stage: _Optional[int] = ..., kind: _Optional[str] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., sum_number: _Optional[int] = ...) -> None: ...

@@ -126,7 +126,7 @@ def _writer(field: FieldDescriptor, hint: Any) -> Write:
     if typing.get_origin(hint) is tuple:
         return _tuple_writer(field, typing.get_args(hint)[0])
     if optional_of(hint) is not None:
-        return _optional_writer(name, optional_of(hint))
+        return _optional_writer(name)
     put = _fill_union if hint in UNION_MESSAGES else _fill
 
     def write(pb: Any, value: Any, names: Names | None) -> None:
@@ -165,17 +165,14 @@ def _tuple_writer(field: FieldDescriptor, item: Any) -> Write:
     return write
 
 
-def _optional_writer(name: str, hint: Any) -> Write:
-    """Of a dataclass, or of a tuple of scalars."""
+def _optional_writer(name: str) -> Write:
+    """Of a dataclass."""
 
     def write(pb: Any, value: Any, names: Names | None) -> None:
         if value is not None:
             inner = getattr(pb, name)
             inner.SetInParent()
-            if dataclasses.is_dataclass(hint):
-                _fill(inner, value, names)
-            else:
-                inner.values.extend(value)
+            _fill(inner, value, names)
 
     return write
 
@@ -215,10 +212,8 @@ def _reader(cls: type, field: FieldDescriptor, hint: Any) -> Read:
     if typing.get_origin(hint) is tuple:
         return _tuple_reader(field, typing.get_args(hint)[0], place)
     inside = optional_of(hint)
-    if dataclasses.is_dataclass(inside):
-        return lambda pb, names: _take(inside, getattr(pb, name), names) if pb.HasField(name) else None
     if inside is not None:
-        return lambda pb, _: tuple(getattr(pb, name).values) if pb.HasField(name) else None
+        return lambda pb, names: _take(inside, getattr(pb, name), names) if pb.HasField(name) else None
 
     def read(pb: Any, names: Names | None) -> Any:
         if not pb.HasField(name):

@@ -42,7 +42,7 @@ NAMED = (
         "no dedupe",
         "protocol/seat.py",
         "Seat.take",
-        " or key in attempt.seen",
+        "(op, microbatch) in attempt.seen or ",
         "",
         "a payload that comes twice is computed twice",
     ),

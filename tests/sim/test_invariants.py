@@ -35,6 +35,9 @@ class Twisted:
         self._state = state
         self._twist = twist
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
     def handle(self, event: Event, now: float) -> list[Command]:
         return [out for command in self._state.handle(event, now) for out in self._twist(command)]
 

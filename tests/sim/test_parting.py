@@ -26,7 +26,7 @@ from protocol.lineage import Meeting
 from protocol.messages import Prepare
 from protocol.takeover import Takeover
 
-SEEDS = (*range(29), 98)
+SEEDS = range(30)
 """In the last one a side that lacks a stage makes it again."""
 MORE_SEEDS = range(1000, 1080)
 FEW_SEEDS = range(5)

@@ -13,20 +13,17 @@ import pytest
 from node.sim.faults import Phase
 from node.sim.machine import BrokenError
 from node.sim.rerouting import FAULTS, PHASES, Fault, Rerouted, Rerouting
-from protocol.commands import Command
-from protocol.seat import Incoming, Seat
 
 MORE_SEEDS = range(1000, 1120)
 COMPARED = range(2000, 2012)
 LOSSES: tuple[Fault, ...] = ("crash", "silent", "two")
-IN_TIME = ("forward", "backward", "accumulated")
-"""Before the sum of the struck stage begins."""
+IN_TIME = ("forward", "backward", "accumulated", "reduce", "reduced")
 CELLS: tuple[tuple[Fault, Phase], ...] = (
     ("crash", "backward"),
     ("silent", "forward"),
     ("freeze", "accumulated"),
     ("two", "forward"),
-    ("cut", "backward"),
+    ("cut", "accumulated"),
 )
 
 
@@ -67,7 +64,7 @@ def test_work_goes_to_siblings_inside_the_attempt(tally: Counter[str]) -> None:
         if one.fault in LOSSES:
             assert one.attempts == 1, f"{one.fault} in {one.phase} voided the attempt"
             assert one.counts["excluded"] >= 1
-            assert one.computed < 1.9 * one.least
+            assert one.computed < 1.3 * one.least
     assert sum(one.counts["relieved"] for one in lived), "nobody who lived was led around"
 
 
@@ -97,17 +94,17 @@ def test_a_reroute_costs_less_than_a_void(tally: Counter[str], monkeypatch: pyte
     table(without)
     assert all(one.attempts > 1 for one in without)
     extra = [sum(one.computed - one.least for one in lived) for lived in (with_it, without)]
-    assert extra[0] < 0.6 * extra[1], (
+    assert extra[0] < 0.25 * extra[1], (
         f"passes beyond those of an undisturbed step: {extra[0]} with the reroute, {extra[1]} without"
     )
 
 
-def test_a_sum_with_a_microbatch_twice_is_never_committed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def count_again(seat: Seat, op: str, incoming: Incoming) -> list[Command]:
-        return seat._start(op, incoming, True)
-
-    monkeypatch.setattr(Seat, "_take_back", count_again)
-    assert Rerouting(0, CELLS[0]).run().attempts > 1, "nobody waits for ever for a seat that has counted too much"
+def test_a_sum_over_what_was_there_before_it_began_anew_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator takes reports of the sum before for those of the new one."""
+    monkeypatch.setattr("protocol.ledger.Ledger.sum_anew", lambda self, stage: self.started.pop(stage))
+    life = Rerouting(0, ("silent", "reduce"))
+    with pytest.raises(BrokenError):
+        life.run()
 
 
 def test_work_that_is_given_to_two_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

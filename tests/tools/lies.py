@@ -49,7 +49,7 @@ class Liar:
         if step and step.routes and self.rng.random() < 0.7:
             route = self.rng.choice(step.routes)
             hop = self.rng.randrange(len(route.hops))
-            made = PipeHeader(step.ballot, step.step, step.attempt, step.parent, made.kind, hop, route, made.accumulate_at)
+            made = PipeHeader(step.ballot, step.step, step.attempt, step.parent, made.kind, hop, route)
         return made
 
     def _dataclass(self, cls: Any) -> Any:

@@ -147,6 +147,9 @@ class World:
     async def use_local(self, stage: int) -> None:
         await self._do("use_local")
 
+    async def forget_sum(self, stage: int) -> None:
+        await self._do("forget_sum")
+
     async def reduced(self, stage: int) -> tuple[str, float]:
         await self._do("reduced")
         return "sum", 4.0

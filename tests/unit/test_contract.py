@@ -28,6 +28,7 @@ from protocol.manifest import Manifest
 from protocol.node_state import NodeState
 from protocol.rungs import LADDER, Rung
 from protocol.status import snapshot
+from protocol.workbench import Workbench
 from tests.tools.clock import StepClock
 from tests.tools.contract import DOCS, schema, violations
 
@@ -145,6 +146,10 @@ class Recorder:
     @property
     def chain(self) -> Chain:
         return self._state.chain
+
+    @property
+    def bench(self) -> Workbench:
+        return self._state.bench
 
     def handle(self, event: Event, now: float) -> list[Command]:
         commands = self._state.handle(event, now)

@@ -13,13 +13,13 @@ from protocol.plain import to_plain
 
 
 def test_every_level_names_its_class_and_no_field_is_lost() -> None:
-    header = PipeHeader(Ballot(2, "a"), 3, 1, "ff", "forward", 1, Route(5, (Hop(0, "a"), Hop(1, "b"))), (1,))
+    header = PipeHeader(Ballot(2, "a"), 3, 1, "ff", "forward", 1, Route(5, (Hop(0, "a"), Hop(1, "b")), 3))
     plain = json.loads(json.dumps(to_plain(SendPayload("b", header, 9))))
     assert plain["$"] == "SendPayload"
     assert plain["header"]["$"] == "PipeHeader"
     assert plain["header"]["kind"] == "forward"
     assert plain["header"]["route"]["hops"][1] == {"$": "Hop", "stage": 1, "peer": "b"}
-    assert plain["header"]["accumulate_at"] == [1]
+    assert plain["header"]["route"]["amendment"] == 3
 
 
 def test_messages_inside_events() -> None:

@@ -14,6 +14,7 @@ from protocol.messages import (
     Held,
     OpenStep,
     Propose,
+    ReducedReport,
     Stalled,
     StartReduce,
     Suspect,
@@ -75,12 +76,8 @@ def finish_own(c: Lead) -> list[Command]:
     out: list[Command] = []
     ledger, last = c.coordinator.ledger, c.manifest.num_stages
     for route in ledger.plan.routes:
-        way = route.microbatch, 0
-        c.do(
-            ComputeDone(
-                Work("embed", 0, ledger.step, ledger.attempt, *way[:1], replay=route.replay), c.handle(), 8, 0.0, 0, 0.1
-            )
-        )
+        work = Work("embed", 0, ledger.step, ledger.attempt, route.microbatch)
+        c.do(ComputeDone(work, c.handle(), 8, 0.0, 0, 0.1))
         for kind, hop in (("forward", last), ("backward", 0)):
             header = replace(c.header(kind, route.microbatch, hop), route=route, attempt=ledger.attempt)
             for compute in of(c.arrive(header), Compute):
@@ -157,14 +154,70 @@ def test_while_somebody_is_silent_an_overdue_microbatch_waits_for_what_comes_of_
     assert sent(c.tell(late, LEAD.peer), VoidStep), "it is heard again: the attempt is at fault"
 
 
-def test_what_is_lost_while_its_stage_sums_voids_the_attempt() -> None:
+def test_a_sum_begins_anew_without_one_that_is_lost() -> None:
     c = swarm()
     for peer in ("b", "b2"):
         out = c.ready(peer, 2)
     assert sent(out, StartReduce)
     out = c.tell(Goodbye(Member("b2", 1), "gone"), "b2")
+    assert not sent(out, VoidStep)
+    (work,) = amended(out)["b"].seats
+    assert work.sum_number == 1
+    before = {peer: len(step.detours) for peer, step in amended(out).items()}
+    assert before["a"] + before["a2"] > 0, "those before it send once more what it had"
+    old = ReducedReport(BALLOT, 1, 1, 2, "sum2", 1.0)
+    assert notes(c.tell(old, "b"), "refused"), "what was summed with it counts for nothing"
+    out = c.ready("b", 2, microbatches="f")
+    (start,) = sent(out, StartReduce, "b")
+    assert (start.sum_number, start.without) == (1, ("b2",))
+    assert not notes(c.tell(replace(old, sum_number=1), "b"), "refused")
+
+
+def failed_sum(peer: str, **more: Any) -> Stalled:
+    return Stalled(BALLOT, 1, 1, -1, peer, "its part did not come", **{"summing": 2, **more})
+
+
+def test_who_does_not_do_its_part_in_a_sum_is_asked_whether_it_lives() -> None:
+    c = swarm()
+    for peer in ("b", "b2"):
+        c.ready(peer, 2)
+    out = c.tell(failed_sum("b2"), "b")
+    assert sent(out, Revoke, "b2")
+    assert not sent(out, VoidStep)
+    assert not sent(c.tell(failed_sum("b2"), "b"), Revoke), "one question is enough"
+    had = bitmap(c.coordinator.ledger.owned(2, "b2"))
+    out = c.tell(Revoked(BALLOT, 1, 1, 0, (Counted(2, had),)), "b2")
+    assert "its part did not come" in sent(out, VoidStep)[0].reason, "it lives, and the two do not reach each other"
+    assert not notes(out, "rerouted")
+
+
+def test_who_does_not_do_its_part_in_a_sum_and_does_not_answer_is_done_without() -> None:
+    c = swarm()
+    for peer in ("b", "b2"):
+        c.ready(peer, 2)
+    c.tell(failed_sum("b2"), "b")
+    c.pass_time(1.5)
+    out = c.pass_time(2.0)
+    assert [n["excluded"] for n in notes(out, "rerouted")] == [True]
+    assert c.coordinator.ledger.sum_numbers == {2: 1}
+    for late in (failed_sum("b2"), failed_sum("b2", sum_number=1), failed_sum("nobody")):
+        assert not sent(c.tell(late, "b"), VoidStep), "a complaint about the sum before, or about one that is out of it"
+
+
+def test_who_is_asked_for_a_broken_link_and_then_for_a_sum_is_no_more_use_alive() -> None:
+    c = swarm()
+    c.tell(stalled("b2"), "a")
+    for peer in ("b", "b2"):
+        c.ready(peer, 2)
+    c.tell(failed_sum("b2"), "b")
+    out = c.tell(Revoked(BALLOT, 1, 1, 0, (Counted(2, bitmap(c.coordinator.ledger.owned(2, "b2"))),)), "b2")
     assert sent(out, VoidStep)
-    assert [s.member.peer for s in sent(out, Propose)[0].record.leaves] == ["b2"]
+
+
+def test_a_sum_that_needs_whom_it_waits_for_is_given_up() -> None:
+    c = Lead(others=("a", "b", "a2"))
+    c.ready("b", 2, microbatches="f")
+    assert sent(c.tell(failed_sum("b", summing=2), "a"), VoidStep)
 
 
 def test_one_loss_after_another_leaves_one_replica_and_then_voids() -> None:

@@ -274,7 +274,7 @@ def test_one_at_a_time_is_evaluated_where_only_one_may_be_in_flight() -> None:
 
 def test_a_gradient_may_be_zero_and_its_norm_not_negative() -> None:
     book = ledger()
-    book.started.add(1)
+    book.started[1] = ()
     report = ReducedReport(BALLOT, 1, 1, 1, "d", 0.0)
     assert book.enter_reduced(Member("s1r0", 1), report, 1.0) == ""
     assert "squared norm" in book.enter_reduced(Member("s1r0", 1), replace(report, squared_norm=-0.5), 1.0)

@@ -29,14 +29,14 @@ def chain() -> Chain:
     return made
 
 
-def test_a_payload_that_asks_not_to_be_counted_is_refused(chain: Chain) -> None:
-    """Its microbatch would be missing in the sum, and the step would wait for it forever."""
+def test_a_payload_of_an_amendment_that_cannot_be_is_refused(chain: Chain) -> None:
     route = Route(0, (Hop(0, LEAD.peer), Hop(1, "p1.0"), Hop(2, "p2.0"), Hop(0, LEAD.peer)))
     header = PipeHeader(BALLOT, 1, 1, chain.head, "forward", 1, route)
     assert payload_misfit(header, LEAD.peer, "p1.0", MANIFEST, chain) == ""
-    for stages in ((), (0,), (0, 1, 2)):
-        lie = replace(header, accumulate_at=stages)
-        assert "not to be counted" in payload_misfit(lie, LEAD.peer, "p1.0", MANIFEST, chain)
+    assert payload_misfit(replace(header, route=replace(route, amendment=2)), LEAD.peer, "p1.0", MANIFEST, chain) == ""
+    for lie in (replace(route, amendment=-1), replace(route, amendment=1)):
+        kind = "forward" if lie.amendment < 0 else "evaluate"
+        assert "of amendment" in payload_misfit(replace(header, kind=kind, route=lie), LEAD.peer, "p1.0", MANIFEST, chain)
 
 
 @pytest.mark.parametrize("claimed", [5e-324, 1e308])

@@ -65,7 +65,7 @@ def test_a_commit_needs_the_passive_replicas_too() -> None:
     for stage, row in enumerate(names((2, 2, 1))):
         for peer in row:
             ready(book, stage, peer)
-        book.started.add(stage)
+        assert book.begin_reduce(stage, {})
     everybody = [(s, seat.member) for s, row in enumerate(book.seats) for seat in row]
     assert book.missing() == everybody
     for stage, member in everybody:
@@ -159,19 +159,6 @@ def test_a_void_releases_what_is_held(facts: list[tuple[str, int]], ended: int) 
     assert balance == sum(isinstance(c, Release) for c in commands)
     assert [type(c) for c in commands[-1:]] == [Discard]
     assert seat.void() == []
-
-
-def test_a_replay_for_other_stages_is_computed_and_not_counted() -> None:
-    seat = open_seat((0,))
-    for kind in ("forward", "backward"):
-        replay = incoming(kind, 0, 1)
-        replay.header = replace(replay.header, accumulate_at=(2,))
-        (compute,) = [c for c in seat.take(replay) if isinstance(c, Compute)]
-        assert not compute.work.accumulate
-        out = seat.computed(ComputeDone(compute.work, 2, 8, 0.0, 0, 0.1), 1.0)
-        assert [c.header.accumulate_at for c in out if hasattr(c, "header")] == [(2,)], "whoever is next must know"
-    assert seat.attempt
-    assert seat.attempt.accumulated == []
 
 
 # ---- gathering, view, losses ----

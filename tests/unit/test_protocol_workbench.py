@@ -233,10 +233,11 @@ def test_early_payloads_wait_for_their_step_in_bounded_room() -> None:
     for _ in range(3):
         c.arrive(c.header("forward", 0, 1))
     assert c.num_held == 1, "copies take no room"
-    c.arrive(c.header("forward", 1, 1))
-    c.arrive(c.header("forward", 2, 1))
-    assert c.num_held == 2
-    assert [x.work.microbatch for x in of(c.open(), Compute)] == [0, 1]
+    for attempt in (1, 2, 3):
+        for microbatch in range(4):
+            c.arrive(replace(c.header("forward", microbatch, 1), attempt=attempt))
+    assert c.num_held == 8, "all four microbatches, and once more"
+    assert [x.work.microbatch for x in of(c.open(), Compute)] == [0, 1, 2, 3]
 
 
 # ---- hostile or mistaken orders ----

@@ -15,7 +15,7 @@ from node.payloads import HandlePool
 from node.ports import Payload, PeerError, TensorSpec
 from node.reduce import Piece, Reducer, cut
 from node.sim.loop import run_virtual
-from protocol.commands import Reduce, ReduceMember
+from protocol.commands import Reduce, ReduceMember, StopReduce
 from protocol.ids import Ballot, Member, PeerId
 from protocol.messages import ReduceHeader
 from protocol.records import Role
@@ -357,17 +357,53 @@ def test_a_stranger_cannot_stand_in_for_a_sibling() -> None:
     assert virtual(group.run("a0"))["a0"].peer == "a1"
 
 
-def test_a_send_that_fails_names_the_receiver(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("far", "kind"), [("p2", "sum"), ("a1", "part")])
+def test_a_send_that_fails_names_the_receiver(far: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who only is to have the sum keeps nobody else from having it."""
     group = Group(2, 1)
 
     async def send_payload(peer: PeerId, header: ReduceHeader, handle: int) -> None:
-        if peer == "p2":
-            raise PeerError("p2", "connection refused")
+        if peer == far:
+            raise PeerError(far, "connection refused")
         await Toy.send_payload(group["a0"], peer, header, handle)
 
     monkeypatch.setattr(group["a0"], "send_payload", send_payload)
-    assert virtual(group.run())["a0"].peer == "p2"
+    results = virtual(group.run())
+    if kind == "part":
+        assert results["a0"].peer == far
+    else:
+        assert [error.peer for error in results["a0"][2]] == [far]
+        assert results["a0"][:2] == results["a1"][:2]
+        assert results["p2"].peer == "a0", "it says itself that something did not come"
     group.check_nothing_left()
+
+
+def test_a_sum_that_begins_anew_takes_nothing_of_the_one_before() -> None:
+    """One member of three is lost in the middle of it; the others sum once more, with what they have accumulated since."""
+    group = Group(3, 0)
+
+    async def main() -> dict[PeerId, Any]:
+        before = group.command
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(group[p].reducer.run(before)) for p in ("a0", "a1")]
+            await asyncio.sleep(0.05)
+            for peer, task in zip(("a0", "a1"), running, strict=True):
+                task.cancel()
+                group[peer].reducer.begin_anew(StopReduce(STAGE, STEP, ATTEMPT, 1))
+                group[peer].executor.sum[:] = np.nan
+                group[peer].executor.gradient += 1.0
+        group.command = replace(before, members=before.members[:2], sum_number=1)
+        old = ReduceHeader(BALLOT, STEP, ATTEMPT, STAGE, "part", 0, 1)
+        group["a0"].take("a1", old, encode(np.ones(1, "<f4"), "f32"))
+        return await group.run("a0", "a1")
+
+    results = virtual(main())
+    assert len(set(results.values())) == 1
+    expected = group["a0"].executor.gradient + group["a1"].executor.gradient
+    for peer in ("a0", "a1"):
+        assert (group[peer].executor.sum == expected).all()
+        group[peer].reducer.discard(STAGE, STEP, ATTEMPT)
+    assert all(group[peer].pool.num_live == 0 for peer in ("a0", "a1"))
 
 
 # ---- nothing is left ----

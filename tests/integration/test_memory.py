@@ -20,7 +20,7 @@ from tests.tools.swarm import POLL_S, Swarm, swarm
 pytestmark = [pytest.mark.full, pytest.mark.timeout(420)]
 FIRST_STEP, LAST_STEP = 50, 500
 MAX_SLOPE_BYTES = 20_000
-MICROBATCH_SAMPLES, CONTEXT, HIDDEN, MAX_IN_FLIGHT = 2, 16, 32, 3
+MICROBATCH_SAMPLES, CONTEXT, HIDDEN, MAX_IN_FLIGHT, NUM_MICROBATCHES = 2, 16, 32, 3, 8
 PAYLOAD_BYTES = 4 * MICROBATCH_SAMPLES * CONTEXT * HIDDEN
 LIMIT_S = 360.0
 
@@ -35,7 +35,7 @@ def test_memory_does_not_grow(tmp_path: Path, replicas: int) -> None:
         model__hidden_size=HIDDEN,
         model__num_hidden_layers=2,
         batch__microbatch_samples=MICROBATCH_SAMPLES,
-        batch__global_samples=MICROBATCH_SAMPLES * 8,
+        batch__global_samples=MICROBATCH_SAMPLES * NUM_MICROBATCHES,
         batch__context_tokens=CONTEXT,
         batch__max_in_flight=MAX_IN_FLIGHT,
         evaluation__every_steps=20,
@@ -80,10 +80,12 @@ def payload_bound(replicas: int) -> int:
     """What a node may hold at once.
 
     A microbatch that the stage-0 replicas have admitted is at one place of its way, forward or back: what arrived there waits
-    or is computed on, what leaves is held until it is with the network, and that may overlap. In a reduce over R active
+    or is computed on, what leaves is held until it is with the network, and that may overlap. Where stages have several replicas
+    a seat keeps what it has sent of its microbatches, there and back, until the step is over. In a reduce over R active
     replicas (R-1)/R of the gradient is held as parts received, as parts sent and as sums received, and 1/R as sums sent, each
     at most; a copy of stage 0 reduces beside the node's own stage.
     """
     pipe = 2 * MAX_IN_FLIGHT * replicas * PAYLOAD_BYTES
+    kept = 2 * (NUM_MICROBATCHES // replicas) * PAYLOAD_BYTES if replicas > 1 else 0
     embedding_stage = 4 * (2 * VOCAB * HIDDEN + HIDDEN)
-    return pipe + (3 * (replicas - 1) + 1) * 2 * embedding_stage // replicas
+    return pipe + kept + (3 * (replicas - 1) + 1) * 2 * embedding_stage // replicas

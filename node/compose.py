@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from node.admission import judge_of, shown, shown_by_founder
+from node.checkpoints.places import open_place
+from node.checkpoints.store import CheckpointStore
 from node.clock import SystemClock
 from node.config import NodeSettings
 from node.contribution import Contribution, Keeper
@@ -175,13 +177,14 @@ class _Node:
 
     async def _start(self, home: Home, group: asyncio.TaskGroup, stack: AsyncExitStack) -> int:
         manifest, key = self._own_manifest()
+        _store_of(manifest)  # what is wrong with it is told at once
         _checked_stage(self._settings.stage, manifest)
         ticket = shown_by_founder(self._settings.ticket, manifest, key, home.member.peer, self._clock.wall()).text
         tokens = LazyTokens(manifest, self._blobs)
         tokens.open()
         if not manifest.local and only_by_path(manifest.data):
             self._screen.line(NO_OWNER)
-        if manifest.recovery.policy != "none" and not manifest.recovery.embedding_copies:
+        if manifest.recovery.rebuilds and not manifest.recovery.embedding_copies:
             self._screen.line(NO_COPY)
         past = Past(home.store, manifest.digest)
         run = Run(manifest.run_id, manifest.digest, past, ticket, (), manifest.local, founder=not past.has_begun())
@@ -310,7 +313,8 @@ class _Node:
         founder = self._source.manifest_file is not None and not past.has_begun()
         config = NodeConfig(manifest, home.member, settings.name, where.told, founder, stage, self._memory_bytes())
         state = NodeState(config)
-        ports = Ports(self._clock, network.directory, network.transport, executor, self._pool, sink, network.donors)
+        store, donors = _store_of(manifest), network.donors
+        ports = Ports(self._clock, network.directory, network.transport, executor, self._pool, sink, donors, store)
         observers = self._observers(tokens, past, state)
         if settings.record:
             recording = stack.enter_context(Recording(settings.state_dir, config, self._screen.say))
@@ -425,6 +429,16 @@ def _checked_stage(stage: int | None, manifest: Manifest) -> int:
     if stage > manifest.num_block_stages:
         raise UnusableError(2, f"--stage {stage}: the run has stages 0 to {manifest.num_block_stages}; name one of them")
     return stage
+
+
+def _store_of(manifest: Manifest) -> CheckpointStore | None:
+    """Where stages are saved, if they are."""
+    if manifest.recovery.policy != "checkpoint":
+        return None
+    try:
+        return CheckpointStore(open_place(manifest.recovery.checkpoint_store, manifest.run_id), manifest.run_id)
+    except ValueError as error:
+        raise UnusableError(2, f"recovery.checkpoint_store: {error}") from None
 
 
 def _max_payload_bytes(manifest: Manifest) -> int:

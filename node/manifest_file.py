@@ -46,7 +46,6 @@ def loads(text: str, where: str) -> Manifest:
         raise UnusableError(2, f"{where} is empty; `regrow init` prints a complete manifest")
     try:
         manifest = from_mapping(document.data)
-        _check_policy(manifest)
         check_data(manifest)
     except ValidationError as error:
         found = findings_of(error)
@@ -55,12 +54,6 @@ def loads(text: str, where: str) -> Manifest:
     except ValueError as error:
         raise UnusableError(2, f"{where}: {error}") from None
     return manifest
-
-
-def _check_policy(manifest: Manifest) -> None:
-    """Simulated swarms live by it already."""
-    if manifest.recovery.policy == "checkpoint":
-        raise ValueError("recovery.policy checkpoint: running nodes do not save stages yet; use another policy")
 
 
 # ---- making ----
@@ -155,7 +148,6 @@ def _fit_evaluation(sections: dict[str, Any], data: DataSection, free: bool) -> 
 def _checked(sections: dict[str, Any], named: Mapping[str, Any], changes: Mapping[str, Any]) -> Manifest:
     try:
         manifest = from_mapping(sections)
-        _check_policy(manifest)
         check_data(manifest)
     except ValidationError as error:
         lines = [_origin(finding.path, named, changes) + finding.sentence for finding in findings_of(error)]

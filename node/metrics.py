@@ -99,6 +99,7 @@ class Metrics:
         self._phase = Gauge("regrow_phase", "1 for what the node is doing.", ["phase"], registry=on)
         self._seats = Gauge("regrow_seats", "Stages that this node holds.", ["role"], registry=on)
         self._peers = Gauge("regrow_peers", "Peers with a stream: heard, or silent for a lapse.", ["state"], registry=on)
+        self._saved_bytes = Counter("regrow_checkpoint_bytes", "Size of the stages that were saved.", registry=on)
         self._compute = Counter("regrow_compute_seconds", "Time spent computing.", ["op"], registry=on)
         self._failures = Counter("regrow_command_failures", "Work that somebody else's fault ended.", ["blame"], registry=on)
         self._messages = Counter("regrow_messages", "Control messages of the protocol.", ["kind", "direction"], registry=on)
@@ -231,6 +232,8 @@ class Metrics:
                 self._notes[type_].inc(sum(len(members_of(bits)) for bits in fields.get("to", {}).values()))
             case _ if type_ in self._notes:
                 self._notes[type_].inc()
+                if type_ == "saved":
+                    self._saved_bytes.inc(max(0, int(fields.get("bytes", 0))))
 
     def _observe_loss(self, fields: Mapping[str, Any]) -> None:
         step = int(fields.get("step", 0))
@@ -261,6 +264,10 @@ _NOTED = {
     "rerouted": ("reroutes", "Microbatches rerouted."),
     "forked": ("forks", "Lineages forked."),
     "refused": ("refusals", "Reports of peers refused."),
+    "saved": ("checkpoints", "Stages saved (policy checkpoint)."),
+    "save_failed": ("checkpoint_failures", "Stages that could not be saved."),
+    "rolled_back": ("rollbacks", "Times that everybody went back to what was saved."),
+    "restore_failed": ("restore_failures", "Saved stages that could not be read back."),
     "evaluation_skipped": ("evaluations_skipped", "Evaluations without all results."),
 }
 

@@ -18,23 +18,17 @@ from node.ahead import Ahead
 from node.learning import Learner, Means
 from node.mixing import MixedDonors, Mixer, RebuildSyllabus
 from node.ports import (
-    Clock,
-    Directory,
-    EventSink,
     Lease,
-    Neighbours,
-    PayloadPool,
     PeerError,
-    PeerTransport,
-    StageExecutor,
     Update,
 )
 from node.range_book import WEIGHT_BYTES
 from node.reduce import Reducer
+from node.savings import Savings
 from node.syllabus import ChainSyllabus
+from node.world import Observers, Ports
 from protocol.commands import (
     Apply,
-    Command,
     Compute,
     Connect,
     CreateSeat,
@@ -51,12 +45,15 @@ from protocol.commands import (
     Reduce,
     Regrow,
     Release,
+    Restore,
+    Save,
     Say,
     SendMessage,
     SendPayload,
     StopLearning,
     StopMixing,
     StopReduce,
+    Survey,
 )
 from protocol.events import (
     Applied,
@@ -83,35 +80,7 @@ TOMBSTONE_S = 2.0
 log = logging.getLogger(__name__)
 
 
-def _nobody(_: Any) -> None:
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """The world of one node."""
-
-    clock: Clock
-    directory: Directory
-    transport: PeerTransport
-    executor: StageExecutor
-    pool: PayloadPool
-    sink: EventSink
-    donors: Neighbours
-
-
-@dataclass(frozen=True, slots=True)
-class Observers:
-    """Who else wants to see what passes through; none may block or raise."""
-
-    on_event: Callable[[Event], None] = _nobody
-    on_command: Callable[[Command], None] = _nobody
-    on_lag: Callable[[float], None] = _nobody
-    """How much later than asked a tick came, in seconds."""
-    on_published: Callable[[float], None] = _nobody
-    """Monotonic time of the last lease that was stored."""
-    on_decided: Callable[[Event, float, list[Command]], None] = lambda *_: None
-    """What followed from an event at a time of the node's clock, before it is carried out."""
+__all__ = ["Observers", "Ports", "Runtime"]
 
 
 @dataclass(slots=True)
@@ -134,6 +103,7 @@ class Runtime:
     _learning: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     _learners: dict[int, Learner] = field(default_factory=dict)
     mixer: Mixer = field(init=False)
+    savings: Savings = field(init=False)
     _mixing: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     _head: RecordId = ""
     _do: dict[type, Callable[[Any], object]] = field(default_factory=dict)
@@ -145,6 +115,7 @@ class Runtime:
         patience_s = config.manifest.timing.first_microbatch_s
         self._reducer = Reducer(config.member.peer, ports.transport, ports.executor, ports.pool, patience_s)
         self.mixer = Mixer(self.state, ports.executor, ports.donors, ports.clock)
+        self.savings = Savings(config.manifest, ports.executor, ports.store, ports.clock, self.dispatch, self._reducer.seat)
         self._do = self._table()
 
     async def run(self) -> Exit:
@@ -162,6 +133,7 @@ class Runtime:
             for task in self._tasks:
                 task.cancel()
         assert self.exit, "the runtime ends only by an Exit"
+        self.savings.close()
         await self._bury()
         self._reducer.close()
         return self.exit
@@ -198,6 +170,9 @@ class Runtime:
             Learn: self._learn,
             Regrow: self._regrow,
             GoOn: lambda c: self._spawn(self._go_on(c), f"go on with stage {c.stage}"),
+            Save: lambda c: self._spawn(self.savings.save(c), f"save stage {c.stage} after step {c.step}"),
+            Survey: lambda c: self._spawn(self.savings.survey(c), "look what is saved"),
+            Restore: self._restore,
             MixAhead: self._mix_ahead,
             StopMixing: lambda c: self._stop_mixing(c.stage),
             StopLearning: lambda c: self._stop_learning(c.stage),
@@ -213,7 +188,7 @@ class Runtime:
             Connect: lambda c: ports.transport.connect(c.peer),
             PublishLease: self._claim_again,
             Note: lambda c: ports.sink.note(c.type, c.fields),
-            Say: _nobody,
+            Say: lambda _: None,
             Exit: self._end,
         }
 
@@ -391,6 +366,10 @@ class Runtime:
         self._reducer.seat(c.stage, info.num_elements)
         facts = (c.stage, c.state_id, c.step, info.digest, info.optimizer_age, c.lr_factor, c.generation)
         self.dispatch(Learned(*facts, donors=(), num_bytes=0, seconds=0.0))
+
+    def _restore(self, command: Restore) -> None:
+        self._stop_learning(command.stage)
+        self._learning[command.stage] = self._spawn(self.savings.restore(command), f"restore stage {command.stage}")
 
     def _mix_ahead(self, command: MixAhead) -> None:
         task = self._mixing.pop(command.stage, None)

@@ -21,3 +21,5 @@ class Meeting:
     voters: tuple[Member, ...]
     lossy_forks: int = 0
     """How many Rosters on its chain forked and left a stage without a holder."""
+    epoch: int = 0
+    """How often its run has gone back: steps are compared within an epoch."""

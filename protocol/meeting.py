@@ -1,10 +1,10 @@
 """Lineages that meet: which one survives, and how the other is given up without both being given up.
 
 Coordinators that find each other in the directory say where they stand. Of two lineages the one that parted less often with a
-loss, then with the higher (step, ballot) survives, if its coordinator hears holders of every stage. The step comes second: who
-was cut off alone from a living swarm and made the rest again of what it had trains fast and learns little. One that lacks a
-stage never survives another; but while it has a quorum and can make the stage again, it does not give way to one that parted
-more often with a loss either, for as long as that takes: it goes on, and outranks that one soon.
+loss, then with the higher (epoch, step, ballot) survives, if its coordinator hears holders of every stage. The step comes
+second: who was cut off alone from a living swarm and made the rest again of what it had trains fast and learns little. One that
+lacks a stage never survives another; but while it has a quorum and can make the stage again, it does not give way to one that
+parted more often with a loss either, for as long as that takes: it goes on, and outranks that one soon.
 
 The lower one offers to give itself up; only when the other has accepted does it tell its members. Who has accepted gives up
 nothing for a while, and of two that offer at once only the higher ballot accepts: so they never both go.
@@ -119,8 +119,8 @@ class Meetings:
             return
         lost = self._chain.lossy_forks
         goes_on = covers or (lost < other.lossy_forks and self._goes_on(stand.ballot, now))
-        mine = (goes_on, -lost, self._chain.step, stand.ballot)
-        if other.covers and mine < (True, -other.lossy_forks, other.step, other.ballot):
+        mine = (goes_on, -lost, self._chain.epoch, self._chain.step, stand.ballot)
+        if other.covers and mine < (True, -other.lossy_forks, other.epoch, other.step, other.ballot):
             if now - self._accepted_at > self._patience_s and self._trusts(peer, other):
                 self._say(peer, "offers", stand, now)
         elif now - self._said_at.get(peer, -1e9) >= self._beat_s:
@@ -147,5 +147,6 @@ class Meetings:
             self._offered = peer, now
         covers = stand.leads and self.covers(stand.ballot, now)
         chain = self._chain
-        message = Meeting(word, stand.ballot, chain.lineage, chain.step, covers, chain.voters, chain.lossy_forks)
+        where = (chain.lineage, chain.step, covers, chain.voters, chain.lossy_forks, chain.epoch)
+        message = Meeting(word, stand.ballot, *where)
         self._out.append(SendMessage(peer, message))

@@ -8,6 +8,7 @@ renamed. An object store shows an object when its upload ends; one that was cut 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import socket
@@ -67,7 +68,10 @@ class DirectoryPlace:
     def write(self, name: str, parts: Iterable[bytes | memoryview]) -> int:
         """See `Place`. Temporaries of writers that are gone are removed first: they may be what fills the disk."""
         with self._told("written"):
-            self._directory.mkdir(parents=True, exist_ok=True)
+            try:
+                self._directory.mkdir(parents=True, exist_ok=True)
+            except FileExistsError:
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
             self._tidy()
             temporary = self._directory / f"{TEMP_PREFIX}{os.getpid()}.{socket.gethostname()}.{secrets.token_hex(4)}"
             try:

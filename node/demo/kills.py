@@ -122,6 +122,8 @@ def told(event: Mapping[str, Any]) -> str:
         case "rebuild":
             parts = [f"{source['coefficient']:.2f} of stage {source['stage']}" for source in event["sources"]]
             return f"stage {stage} is rebuilt: {' + '.join(parts) or 'drawn anew'} (generation {event['generation']})"
+        case "rolled_back":
+            return f"everybody goes back from step {event['from_step']} to step {event['step']}, as it was saved"
         case "transfer":
             return f"{event['what']}: {int(event['bytes']) / 1e6:.1f} MB handed over in {float(event['s']):.1f} s"
     return ""

@@ -14,21 +14,23 @@ if TYPE_CHECKING:
 PRESET = "tiny"
 STEPS = 150
 WARMUP_STEPS = 5
+SAVE_EVERY = 10
 NO_DATA = DataSection.model_validate({"train": [{"digest": "0" * 64, "num_bytes": 1 << 20, "num_tokens": 1 << 19}]})
 
 
 def make_run(options: DemoOptions, folder: Path) -> tuple[Path, Manifest]:
     """Write data and run.yaml into the folder. Raises `UnusableError` for what does not fit."""
-    manifest_for(options, NO_DATA, 0)  # Wrong flags are told before the data is prepared.
+    manifest_for(options, NO_DATA, 0, folder)  # Wrong flags are told before the data is prepared.
     data, vocab_size = _data(options.data, folder / "data")
-    manifest = manifest_for(options, data, vocab_size)
+    manifest = manifest_for(options, data, vocab_size, folder)
     path = folder / "run.yaml"
     path.write_text(render(manifest), encoding="utf-8")
     return path, manifest
 
 
-def manifest_for(options: DemoOptions, data: DataSection, vocab_size: int) -> Manifest:
-    """The demo's run: the preset with what the flags change. Raises `UnusableError(2)`."""
+def manifest_for(options: DemoOptions, data: DataSection, vocab_size: int, folder: Path = Path()) -> Manifest:
+    """The demo's run: the preset with what the flags change. Under policy `checkpoint` stages are saved in `folder`. Raises
+    `UnusableError(2)`."""
     steps = options.steps or STEPS
     changes = [
         "local=true",
@@ -38,8 +40,10 @@ def manifest_for(options: DemoOptions, data: DataSection, vocab_size: int) -> Ma
         "recovery.newcomer_wait_s=0.0",
         f"optimizer.warmup_steps={min(WARMUP_STEPS, steps - 1)}",
     ]
-    if any(word.startswith("0@") for word in options.kill):
+    if options.policy != "checkpoint" and any(word.startswith("0@") for word in options.kill):
         changes.append("recovery.embedding_copies=2")  # Whatever the policy keeps by itself: stage 0 comes back from a copy.
+    if options.policy == "checkpoint":
+        changes += [f"recovery.checkpoint_every={SAVE_EVERY}", f"recovery.checkpoint_store={(folder / 'saved').resolve()}"]
     if vocab_size:
         changes.append(f"model.vocab_size={vocab_size}")
     return build(

@@ -14,7 +14,7 @@ from node.progress import Progress
 
 STATUS_INTERVAL_S = 1.0
 STATUS_TIMEOUT_S = 0.5
-RECOVERIES = ("rebuild", "promoted")
+RECOVERIES = ("rebuild", "promoted", "rolled_back")
 
 
 @dataclass
@@ -43,7 +43,8 @@ class Watch:
         type_ = str(event.get("type"))
         if type_ in RECOVERIES:
             # Several nodes note the same recovery.
-            self._recoveries.add((type_, event.get("stage"), str(event.get("generation")), event.get("step")))
+            number = event.get("epoch") if type_ == "rolled_back" else event.get("generation")
+            self._recoveries.add((type_, event.get("stage"), str(number), event.get("step")))
         elif type_ in ("loss", "validation"):
             # All processes of one machine share the monotonic clock.
             self.progress.note(type_, event, float(event["t"]))

@@ -126,13 +126,15 @@ class Mishaps:
 
     def can_spare(self, node: SimNode) -> bool:
         """Could the run go on without the node? Others are a quorum and hold each stage or, where stages are made of others,
-        stage 0 and two block stages."""
+        stage 0 and two block stages. What is saved can be had again."""
         place, manifest = self._watch.place, self._world.manifest
         well = {n.spec.member for n in self._world.alive() if self._is_well(n)} - {node.spec.member}
         if not is_quorum(well & set(place.voters), place.voters):
             return False
         held = [stage for stage in range(manifest.num_stages) if well & set(place.holders(stage))]
         if len(held) == manifest.num_stages:
+            return True
+        if manifest.recovery.policy == "checkpoint":
             return True
         return manifest.recovery.policy != "none" and 0 in held and len(held) >= min(3, manifest.num_block_stages)
 

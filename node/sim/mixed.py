@@ -119,6 +119,8 @@ class Mixed(Life[Lived]):
             return ""
         if manifest.recovery.policy == "none":
             return f"nobody holds stages {lost}"
+        if manifest.recovery.policy == "checkpoint":
+            return ""
         decides = is_quorum(alive & set(place.voters), place.voters)
         unsure = {0, *lost} if decides else {0, *lost, *place.made}
         over = 0 in lost or len(unsure) > manifest.num_block_stages

@@ -16,6 +16,8 @@ WEATHER = ("duplicate", "reorder", "clock")
 KINDS: tuple[str, ...] = (*MISHAPS, *WEATHER)
 MIN_NODES, USUAL_NODES, MOST_NODES = 4, 32, 1000
 MAX_STAGES = 17
+SAVING = 0.1
+"""Part of all swarms whose policy is `checkpoint`."""
 DRIFT = 2e-4
 SKEW_S = 3.0
 
@@ -96,6 +98,10 @@ class Mixture:
             "rebuild_grace_s": rng.choice((0.0, 2.0, 6.0)),
             "newcomer_wait_s": rng.choice((0.0, 2.0)),
         }
+        saves = random.Random(f"saves {self.options.seed}")  # of its own: other seeds stay what they are
+        if saves.random() < SAVING:
+            every = saves.choice((1, 2, 5))
+            data["recovery"] |= {"policy": "checkpoint", "checkpoint_every": every, "checkpoint_store": "/store"}
         data["timing"] |= {
             "fork_after_s": rng.choice((6.0, 20.0)),
             "leave_notice_s": 15.0,

@@ -838,7 +838,7 @@ class Yield(_message.Message):
     def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., to: _Optional[_Union[Contact, _Mapping]] = ...) -> None: ...
 
 class Meeting(_message.Message):
-    __slots__ = ("word", "ballot", "lineage", "step", "covers", "voters", "lossy_forks")
+    __slots__ = ("word", "ballot", "lineage", "step", "covers", "voters", "lossy_forks", "epoch")
     WORD_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
@@ -846,6 +846,7 @@ class Meeting(_message.Message):
     COVERS_FIELD_NUMBER: _ClassVar[int]
     VOTERS_FIELD_NUMBER: _ClassVar[int]
     LOSSY_FORKS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     word: str
     ballot: Ballot
     lineage: bytes
@@ -853,7 +854,8 @@ class Meeting(_message.Message):
     covers: bool
     voters: MemberRows
     lossy_forks: int
-    def __init__(self, word: _Optional[str] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., lineage: _Optional[bytes] = ..., step: _Optional[int] = ..., covers: _Optional[bool] = ..., voters: _Optional[_Union[MemberRows, _Mapping]] = ..., lossy_forks: _Optional[int] = ...) -> None: ...
+    epoch: int
+    def __init__(self, word: _Optional[str] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., lineage: _Optional[bytes] = ..., step: _Optional[int] = ..., covers: _Optional[bool] = ..., voters: _Optional[_Union[MemberRows, _Mapping]] = ..., lossy_forks: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class SeatWork(_message.Message):
     __slots__ = ("stage", "role", "generation", "microbatches", "taken", "helped", "sum_number")

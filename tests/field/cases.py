@@ -28,7 +28,7 @@ CASES: dict[str, tuple[str, ...]] = {
         "tests/integration/test_trust.py::test_an_identity_runs_once",
         UNIT + "test_identity.py",
     ),
-    "7": (UNIT + "test_state_store.py", UNIT + "test_event_log.py"),
+    "7": (FIELD + "saving.py", UNIT + "test_checkpoint_store.py", UNIT + "test_state_store.py", UNIT + "test_event_log.py"),
     "8": (FIELD + "stopping.py", "tests/integration/test_shutdown.py"),
     "9": (
         FIELD + "data.py",

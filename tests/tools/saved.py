@@ -1,7 +1,9 @@
-"""Saved stages for tests; as a program (DIRECTORY STEP) it saves one stage after another until it is killed."""
+"""Saved stages for tests; as a program (DIRECTORY STEP) it saves one stage after another until it is killed, or (--full
+DIRECTORY) a small one and one that a small disk has no room for."""
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from node.checkpoints.form import Saved
-from node.checkpoints.places import DirectoryPlace
+from node.checkpoints.places import DirectoryPlace, PlaceError
 from node.checkpoints.store import CheckpointStore
 from protocol.ids import hash_of
 
@@ -36,5 +38,21 @@ def _save_on(directory: Path, step: int) -> None:
         step += 1
 
 
-if __name__ == "__main__":
+def _save_too_much(directory: Path) -> None:
+    """Prints why the second one is not saved, and what is left."""
+    store = CheckpointStore(DirectoryPlace(directory), "run")
+    for step, num_elements in ((1, 1 << 16), (2, 1 << 18)):
+        saved, data = a_stage(0, step, num_elements=num_elements)
+        try:
+            store.save(saved, [("w", (num_elements,))], memoryview(data))
+        except PlaceError as error:
+            print(error)
+    [whole] = store.survey()
+    store.load(0, whole.state_id)
+    print("\n".join(sorted(os.listdir(directory))))
+
+
+if __name__ == "__main__" and sys.argv[1] == "--full":
+    _save_too_much(Path(sys.argv[2]))
+elif __name__ == "__main__":
     _save_on(Path(sys.argv[1]), int(sys.argv[2]))

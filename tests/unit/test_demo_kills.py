@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from node.demo.kills import Kill, kills_of, told
@@ -42,4 +44,13 @@ def test_events_in_plain_words() -> None:
     rebuild = {"type": "rebuild", "stage": 2, "sources": sources, "generation": 1}
     assert told(rebuild) == "stage 2 is rebuilt: 0.44 of stage 1 + 0.56 of stage 3 (generation 1)"
     assert told({"type": "transfer", "what": "stage 2", "bytes": 1_300_000, "s": 0.2}) == "stage 2: 1.3 MB handed over in 0.2 s"
+    back = {"type": "rolled_back", "epoch": 1, "from_step": 34, "step": 30, "stages": [2]}
+    assert told(back) == "everybody goes back from step 34 to step 30, as it was saved"
     assert told({"type": "loss", "step": 1}) == ""
+
+
+def test_under_policy_checkpoint_the_demo_saves_in_its_own_folder(tmp_path: Path) -> None:
+    options = DemoOptions(block_stages=3, policy="checkpoint", kill=("0@30",))
+    recovery = manifest_for(options, NO_DATA, 0, tmp_path).recovery
+    assert (recovery.checkpoint_every, recovery.checkpoint_store) == (10, str(tmp_path / "saved"))
+    assert recovery.embedding_copies == 0, "stage 0 is saved like any other"

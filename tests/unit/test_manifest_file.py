@@ -145,6 +145,8 @@ def line_of(text: str, start: str) -> int:
         ("  num_attention_heads: 4", "  num_attention_heads: 5", r"model: hidden_size 96 is not a multiple of"),
         ("num_block_stages: 4", "num_block_stages: 5", r"12 transformer blocks do not divide into 5 equal block stages"),
         ("num_block_stages: 4", "num_block_stages: 3", r"recovery\.policy checkfree_plus swaps stages and needs"),
+        ("  policy: checkfree_plus", "  policy: checkpoint", "recovery: policy checkpoint needs checkpoint_every: a number"),
+        ("  checkpoint_every: 0", "  checkpoint_every: 5", "recovery: checkpoint_every is for policy checkpoint, not "),
         ("  context_tokens: 128", "  context_tokens: 256", r"batch\.context_tokens 256 exceeds model\.max_position_embeddings"),
         (
             f"protocol_version: {PROTOCOL_VERSION}",

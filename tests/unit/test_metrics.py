@@ -126,6 +126,17 @@ def test_notes_of_trouble_are_counted(metrics: Metrics) -> None:
     assert value(metrics, "regrow_reroutes_total") == 3, "microbatches"
 
 
+def test_what_is_saved_and_gone_back_to_is_counted(metrics: Metrics) -> None:
+    for num_bytes in (100, 20):
+        metrics.observe_command(Note("saved", {"stage": 1, "step": 10, "bytes": num_bytes, "s": 0.1}))
+    for name in ("save_failed", "rolled_back", "restore_failed"):
+        metrics.observe_command(Note(name, {"stage": 1, "step": 10}))
+    assert value(metrics, "regrow_checkpoints_total") == 2
+    assert value(metrics, "regrow_checkpoint_bytes_total") == 120
+    for name in ("checkpoint_failures", "rollbacks", "restore_failures"):
+        assert value(metrics, f"regrow_{name}_total") == 1
+
+
 def test_recoveries_count_by_rung_with_the_parts_of_their_time(metrics: Metrics) -> None:
     assert {rung: value(metrics, "regrow_recoveries_total", rung=rung) for rung in LADDER} == dict.fromkeys(LADDER, 0)
     facts = {"stage": 2, "peer": "new", "generation": 1, "step": 8}

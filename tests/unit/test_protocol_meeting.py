@@ -70,6 +70,15 @@ def test_step_counts_before_ballot() -> None:
     assert Coordinator().meets(ballot=OTHERS, step=0) == (True, ["offers"])
 
 
+def test_steps_are_compared_within_an_epoch() -> None:
+    """Who has gone back counts its steps anew."""
+    c = Coordinator()
+    c.core.state.chain.epoch = 1
+    assert c.meets(step=5) == (True, ["stands"])
+    assert c.meets(step=5, epoch=1) == (True, ["offers"])
+    assert Coordinator().meets(ballot=Ballot(1, "b"), step=0, epoch=1) == (True, ["offers"])
+
+
 def test_losses_count_before_the_step() -> None:
     """Who was cut off alone, and made the rest of the swarm again of what it had, may be far ahead."""
     assert Coordinator().meets(step=1000, lossy_forks=1) == (True, ["stands"])

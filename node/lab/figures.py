@@ -10,7 +10,7 @@ t exp(-d / b), so
 
     lost = t (1 - exp(-d / b)),    t the middle of that last part.
 
-A fork that came to lie below the run has lost steps below zero.
+A fork that came to lie below the run has lost steps below zero. The figure is kept within -t and t - 1.
 """
 
 from __future__ import annotations
@@ -76,13 +76,14 @@ class Curve:
     b: float
 
     def lost(self, step: float, above: float) -> float:
-        """How many steps one is behind that is `above` the curve at `step`."""
-        return step * -math.expm1(-above / self.b)
+        """How many steps one is behind that is `above` the curve at `step`: at most all but the first, and no more ahead."""
+        exponent = min(-above / self.b, 1.0)
+        return min(max(step * -math.expm1(exponent), -step), step - 1)
 
 
 def fitted(runs: Sequence[Sequence[float]], end: int) -> Curve:
     """The mean of runs (losses from step 1 on), smoothed as it is around step `end`. Where it does not fall, next to no slope
-    is taken, and what is lost is beyond reason: the runs are too short or too few."""
+    is taken, and what is lost is all or nothing: the runs are too short or too few."""
     first = max(1, round(SPAN * end))
     logs = [math.log(step) for step in range(first, end + 1)]
     losses = [math.fsum(run[step - 1] for run in runs) / len(runs) for step in range(first, end + 1)]

@@ -64,12 +64,12 @@ def test_a_curve_is_found_again_and_tells_how_far_back_a_loss_was_passed() -> No
     assert found.lost(200.0, curve(150) - curve(200)) == pytest.approx(50.0)
     assert found.lost(200.0, curve(220) - curve(200)) == pytest.approx(-20.0)
     assert found.lost(200.0, 0.0) == 0.0
-    assert found.lost(200.0, 1e9) == 200.0, "no more than all"
+    assert (found.lost(200.0, 1e9), found.lost(200.0, -1e9)) == (199.0, -200.0), "no more than there was"
 
 
 def test_a_curve_that_does_not_fall_costs_all_there_was() -> None:
     rising = fitted([[1.0 + 0.001 * step for step in range(200)]], 200)
-    assert rising.lost(100.0, 0.01) == pytest.approx(100.0)
+    assert (rising.lost(100.0, 0.01), rising.lost(100.0, -0.01)) == (99.0, -100.0)
 
 
 @pytest.mark.parametrize("late", [0.0, 7.0, -3.0])
@@ -100,6 +100,8 @@ def test_cells_count_and_not_stages() -> None:
 def test_the_tax_of_swapping_is_found_again() -> None:
     tax = swap_tax(RUNS, SETUP)
     assert (tax.mean, tax.stderr, tax.n) == (pytest.approx(0.25), pytest.approx(0.0, abs=1e-9), 2)
+    level = {key: [5.0 + swapped] * SETUP.steps for key, swapped in ((key, key[1]) for key in RUNS)}
+    assert swap_tax(level, SETUP).mean > 100, "runs that learn nothing tell nothing, and nothing breaks"
 
 
 # ---- derived ----

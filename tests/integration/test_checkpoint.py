@@ -113,6 +113,7 @@ def test_everybody_goes_back_to_what_was_saved(tmp_path: Path) -> None:
         saved = whole_steps(tmp_path)[0]
         kill(nodes[1])
         newcomer = made.join(made.running(nodes[0]).invite, name="newcomer")
+        made.running(newcomer)
         now = {0: nodes[0], 1: newcomer, 2: nodes[2]}
         event = gone_back(made, list(now.values()))
         assert (event["from_step"], event["step"], event["stages"]) == (at, saved, [1])
@@ -135,6 +136,7 @@ def test_stage_0_is_saved_like_any_other(tmp_path: Path) -> None:
         wait_for("a step is saved", lambda: whole_steps(tmp_path), LIMIT_S, made.situation)
         kill(first)
         newcomer = made.join(made.running(others[0]).invite, name="newcomer")
+        made.running(newcomer)
         event = gone_back(made, [*others, newcomer])
         assert event["stages"] == [0] and event["step"] % EVERY == 0 < event["step"]
         made.wait_step(event["from_step"] + 2, LIMIT_S, newcomer)

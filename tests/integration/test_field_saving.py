@@ -46,9 +46,10 @@ def wait_saved(made: Swarm, folder: Path, beyond: int) -> int:
 
 
 def replace(made: Swarm, nodes: dict[int, NodeProcess], stage: int, name: str) -> None:
-    """The holder of the stage is killed, and somebody else comes."""
+    """The holder of the stage is killed, and somebody else comes. How long a process takes to start is no part of the case."""
     kill(nodes[stage])
     nodes[stage] = made.join(made.running(nodes[0]).invite, name=name)
+    made.running(nodes[stage])
 
 
 @pytest.mark.field(30)

@@ -80,10 +80,10 @@ def payload_bound(replicas: int) -> int:
     """What a node may hold at once.
 
     A microbatch that the stage-0 replicas have admitted is at one place of its way, forward or back: what arrived there waits
-    or is computed on, what leaves is held until it is with the network, and that may overlap. Where stages have several replicas
-    a seat keeps what it has sent of its microbatches, there and back, until the step is over. In a reduce over R active
-    replicas (R-1)/R of the gradient is held as parts received, as parts sent and as sums received, and 1/R as sums sent, each
-    at most; a copy of stage 0 reduces beside the node's own stage.
+    or is computed on, what leaves is held until it is with the network, and that may overlap. Where stages have several
+    replicas a seat keeps what it has sent of its microbatches, there and back, until the step is over. In a reduce over R
+    active replicas (R-1)/R of the gradient is held as parts received, as parts sent and as sums received, and 1/R as sums
+    sent, each at most; a copy of stage 0 reduces beside the node's own stage.
     """
     pipe = 2 * MAX_IN_FLIGHT * replicas * PAYLOAD_BYTES
     kept = 2 * (NUM_MICROBATCHES // replicas) * PAYLOAD_BYTES if replicas > 1 else 0

@@ -15,6 +15,7 @@ from protocol.records import (
     Point,
     Rebuild,
     Record,
+    Role,
     Rollback,
     Roster,
     Seating,
@@ -352,6 +353,14 @@ class Chain:
     def holders(self, stage: int) -> list[Seating]:
         """Replicas with the stage's whole state, kept ones among them: active ones first."""
         return [s for s in self._seats.at(stage) if s.role != "learner"]
+
+    def in_role(self, role: Role) -> list[Seating]:
+        """Seats of all stages in this role, in roster order."""
+        return list(self._seats.in_role(role))
+
+    def num_computed(self, member: Member) -> int:
+        """How many stages the member computes."""
+        return self._seats.busy[member]
 
     def empty_stages(self) -> list[int]:
         """Stages without an active replica."""

@@ -49,7 +49,7 @@ class Learners:
 
     def look(self, now: float) -> None:
         """Who learns according to the roster; others are forgotten."""
-        seated = [(s.stage, s.member) for s in self._chain.seatings if s.role == "learner"]
+        seated = [(s.stage, s.member) for s in self._chain.in_role("learner")]
         self._known = {key: self._known.get(key) or Learner(now) for key in seated}
 
     def enter(self, member: Member, message: Learning) -> None:

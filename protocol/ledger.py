@@ -185,10 +185,12 @@ class Ledger:
 
     def conflict(self, message: ReducedReport) -> str:
         """'' if the result is the one that the stage's other replicas report, else how it differs."""
-        for (stage, _), other in self.reduced.items():
-            if stage == message.stage and other.digest != message.digest:
+        stage = message.stage
+        reports = (self.reduced.get((stage, s.member)) for s in self.seats[stage])
+        for other in filter(None, reports):
+            if other.digest != message.digest:
                 return f"its gradient sum of stage {stage} has digest {message.digest[:8]}, not {other.digest[:8]}"
-            if stage == message.stage and not norms_agree(other.squared_norm, message.squared_norm):
+            if not norms_agree(other.squared_norm, message.squared_norm):
                 return f"its gradient sum of stage {stage} has squared norm {message.squared_norm}, not {other.squared_norm}"
         return ""
 

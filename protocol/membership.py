@@ -6,7 +6,6 @@ digest as a sibling, and active then. A leaver goes as soon as others hold its s
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -159,6 +158,8 @@ class Membership:
         return found
 
     def _without_wrong(self, _now: float) -> Changes:
+        if not self._wrong:
+            return Changes()
         leaves = tuple(s for s in self._chain.seatings if (s.stage, s.member) in self._wrong)
         self._wrong.clear()
         return Changes(promotions([s for s in self._chain.seatings if s not in leaves]) if leaves else (), leaves)
@@ -168,9 +169,10 @@ class Membership:
         for member, (since, _) in self.handover.leaving.items():
             if self._may_go(member, [*gone, member], now - since):
                 gone.append(member)
+        if not gone:
+            return Changes()
         leaves = tuple(s for s in self._chain.seatings if s.member in gone)
-        stay = [s for s in self._chain.seatings if s.member not in gone]
-        return Changes(promotions(stay) if gone else (), leaves)
+        return Changes(promotions([s for s in self._chain.seatings if s.member not in gone]), leaves)
 
     def _may_go(self, member: Member, gone: Sequence[Member], waited_s: float) -> bool:
         """Does somebody else hold each of its stages? A copy of the embedding may wait a little for its successor."""
@@ -196,7 +198,7 @@ class Membership:
     def _raised(self, _now: float) -> Changes:
         """Learners that hold the newest state become passive; passive ones that have proved themselves become active."""
         joins, leaves, notes = [], [], []
-        roles = {(s.stage, s.member): s for s in self._chain.seatings}
+        roles = {(s.stage, s.member): s for s in self._chain.in_role("learner")}
         for stage, member, digest in self.learners.caught_up():
             seating, right = roles[stage, member], self.digests.believed(stage, self._chain.state_ids[stage])
             if right in ("", digest):
@@ -206,19 +208,16 @@ class Membership:
                 self.strike(member.peer)
                 leaves.append(seating)
                 notes.append(mismatch(stage, member, digest, right, self._chain.step))
-        for seating in self._chain.seatings:
-            ready = seating.role == "passive" and not is_copy(seating, self._chain)
-            if ready and self.digests.is_proven(seating.stage, seating.member):
-                joins.append(replace(seating, role="active"))
+        ready = [s for s in self._chain.in_role("passive") if not is_copy(s, self._chain)]
+        joins += [replace(s, role="active") for s in ready if self.digests.is_proven(s.stage, s.member)]
         return Changes(tuple(joins), tuple(leaves), tuple(notes))
 
     def _granted(self, _now: float) -> Changes:
         """Seats for those that wish for one, and embedding copies where some are missing."""
         joins: list[Seating] = []
         notes: list[Note] = []
-        seated = {m.peer for m in self._chain.members()}
         for wish in self.gathering.wishes.values():
-            stage = None if wish.member.peer in seated else self._placement.stage_for(wish, joins)
+            stage = None if self._chain.member_of(wish.member.peer) else self._placement.stage_for(wish, joins)
             if stage is None or not (self._chain.holders(stage) or self._chain.step == 0):
                 continue
             notes.append(self._why(stage, wish, joins))
@@ -247,13 +246,13 @@ class Membership:
     def _relieved(self, _now: float) -> Changes:
         """Whoever took a second seat for want of nodes gives it up when somebody else serves that stage: at stage 0 it stays as
         a copy, where one is missing."""
-        busy = Counter(s.member for s in self._chain.seatings if s.role == "active")
+        chain = self._chain
         for stage in range(self._manifest.num_stages):
-            active = self._chain.active(stage)
-            shared = [s for s in active if busy[s.member] > 1]
+            active = chain.active(stage)
+            shared = [s for s in active if chain.num_computed(s.member) > 1]
             if not shared or len(shared) == len(active):
                 continue
-            copies = sum(is_copy(s, self._chain) for s in self._chain.seated(0))
+            copies = sum(is_copy(s, chain) for s in chain.seated(0))
             if stage == 0 and copies < wanted_copies(self._manifest):
                 return Changes((replace(shared[0], role="passive"),))
             return Changes((), (shared[0],))
@@ -263,15 +262,14 @@ class Membership:
         """Seats of those that moved to a lost stage, at stages that others compute. Copies of the embedding are wanted, so many
         as the manifest says."""
         chain, going = self._chain, self.handover.leaving
-        computing = {s.member for s in chain.seatings if s.role == "active"}
-        idle = [s for s in chain.seatings if s.role in ("learner", "passive") and s.member in computing]
+        idle = [s for s in (*chain.in_role("learner"), *chain.in_role("passive")) if chain.num_computed(s.member)]
         needless = [s for s in idle if any(other.member not in going for other in chain.active(s.stage))]
         copies = sorted((s for s in needless if s.stage == 0 and s.member not in going), key=lambda s: s.role == "learner")
         return (*(s for s in needless if s.stage), *copies[wanted_copies(self._manifest) :])
 
     def _unparked(self, _now: float) -> Changes:
         """A kept stage is computed where it is as soon as there is room, and no longer kept where somebody else computes it."""
-        held = [s for s in self._chain.seatings if s.role == "parked" and self._chain.active(s.stage)]
+        held = [s for s in self._chain.in_role("parked") if self._chain.active(s.stage)]
         kept = [s for s in held if self.handover.is_whole(s.stage)]
         joins = () if kept else tuple(replace(s, role="active") for s in self.handover.heirs.unparked()[:1])
         return Changes(joins, tuple(kept))
@@ -289,12 +287,8 @@ class Membership:
     def spares(self, stage: int) -> list[Member]:
         """Nodes without a seat whose memory suffices for the stage; those first that asked for it, then those that asked for
         none."""
-        seated = {m.peer for m in self._chain.members()}
-        able = [
-            w
-            for w in self.gathering.wishes.values()
-            if w.member.peer not in seated and (w.stage == stage or fits(self._manifest, stage, w.memory_bytes))
-        ]
+        free = [w for w in self.gathering.wishes.values() if self._chain.member_of(w.member.peer) is None]
+        able = [w for w in free if w.stage == stage or fits(self._manifest, stage, w.memory_bytes)]
         return [w.member for w in sorted(able, key=lambda w: (w.stage != stage, w.stage >= 0, w.member))]
 
     def _moved(self, now: float) -> Changes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from protocol.chain import Chain
@@ -80,8 +79,7 @@ class Placement:
     def strength(self, stage: int, more: Sequence[Seating]) -> tuple[float, int]:
         """(microbatches per second of those that serve this stage alone, number of all that serve it)."""
         serving = self._serving(stage, more)
-        busy = Counter(s.member for s in self._chain.seatings if s.role == "active")
-        own = [s for s in serving if busy[s.member] <= 1]
+        own = [s for s in serving if self._chain.num_computed(s.member) <= 1]
         return round(self._speeds.throughput(own), 6), len(serving)
 
     def copies(self, going: Sequence[Member]) -> list[Seating]:
@@ -98,7 +96,7 @@ class Placement:
     def move(self) -> tuple[Seating, Seating] | None:
         """(seat given up, seat taken) of a replica that helps more elsewhere; never a stage's last active one."""
         stages = range(self._manifest.num_stages)
-        if any(s.role == "learner" and not is_copy(s, self._chain) for s in self._chain.seatings):
+        if not all(is_copy(s, self._chain) for s in self._chain.in_role("learner")):
             return None
         power = {s: self._speeds.throughput(self._serving(s, ())) for s in stages}
         slow = min(stages, key=lambda s: (power[s], s))

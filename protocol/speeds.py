@@ -58,6 +58,8 @@ class Speeds:
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, Member], Known] = {}
+        self._kept: Sequence[Seating] | None = None
+        """The roster of which those that have no seat were forgotten last."""
 
     def _of(self, stage: int, member: Member) -> Known:
         return self._known.setdefault((stage, member), Known())
@@ -68,7 +70,10 @@ class Speeds:
             self._of(stage, member).enter(min(max(seconds_per_microbatch, LEAST_S), MOST_S))
 
     def keep(self, seatings: Sequence[Seating]) -> None:
-        """Forget those that have no seat any more."""
+        """Forget those that have no seat any more. Another roster is another list."""
+        if seatings is self._kept:
+            return
+        self._kept = seatings
         seated = {(s.stage, s.member) for s in seatings}
         self._known = {key: pace for key, pace in self._known.items() if key in seated}
 

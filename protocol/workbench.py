@@ -395,7 +395,7 @@ class Workbench:
     def _max_early(self) -> int:
         """Room for everything that stage-0 replicas may have admitted, and for all that may be sent once more, both ways."""
         admitted = self._manifest.max_in_flight * max(self._manifest.start_replicas, len(self._chain.active(0)))
-        return max(admitted, 2 * self._manifest.batch.num_microbatches)
+        return admitted + 2 * self._manifest.batch.num_microbatches
 
     def computed(self, event: ComputeDone, now: float) -> None:
         """A computation ended."""

@@ -17,8 +17,9 @@ from node.sim.loop import run_virtual
 from node.sim.network import Cut
 from node.sim.swarm import MemorySwarm, SimNode
 from node.stage.executor import TorchExecutor
-from protocol.events import ComputeDone, Event
+from protocol.events import ComputeDone, Event, MessageReceived
 from protocol.manifest import Manifest
+from protocol.messages import StartReduce
 from tests.numerics.harness import RandomTokens, Trajectory, assert_same, at_once, manifest_of, reference_run, split_flat
 from tests.numerics.test_swarm_in_memory import global_norms
 
@@ -28,7 +29,8 @@ AT_STEP, STAGE = 1, 1
 
 @dataclass
 class Fault:
-    """Strikes when a replica of `STAGE` has done `op` of so many microbatches of `AT_STEP`; `strike` is told which."""
+    """Strikes when a replica of `STAGE` has done `op` of so many microbatches of `AT_STEP`, or (`sum`) is told to sum; `strike`
+    is told which."""
 
     op: str
     after: int
@@ -37,17 +39,22 @@ class Fault:
     struck: list[SimNode] = field(default_factory=list)
 
     def watch(self, node: SimNode, event: Event, swarm: MemorySwarm) -> None:
-        if not isinstance(event, ComputeDone) or (event.work.stage, event.work.step, event.work.op) != (
-            STAGE,
-            AT_STEP,
-            self.op,
-        ):
+        if _what(event) != (STAGE, AT_STEP, self.op):
             return
         peer = node.state.config.member.peer
         self.done[peer] = self.done.get(peer, 0) + 1
         if not self.struck and self.done[peer] == self.after:
             self.struck.append(node)
             self.strike(swarm, node)
+
+
+def _what(event: Event) -> tuple[int, int, str] | None:
+    """(stage, step, what is done or begins)"""
+    if isinstance(event, ComputeDone):
+        return event.work.stage, event.work.step, event.work.op
+    if isinstance(event, MessageReceived) and isinstance(event.message, StartReduce):
+        return event.message.stage, event.message.step, "sum"
+    return None
 
 
 def kill(swarm: MemorySwarm, node: SimNode) -> None:
@@ -102,12 +109,13 @@ def undisturbed() -> tuple[Trajectory, dict[int, str]]:
     return found, digests(nodes)
 
 
+EVERY_TIME = [("backward", 2, kill), ("forward", 2, cut_off), ("sum", 1, kill)]
 MOMENTS = [("forward", 1, kill), ("forward", 1, cut_off), ("forward", 4, kill), ("backward", 1, kill), ("backward", 2, cut_off)]
 
 
 @pytest.mark.parametrize(
     ("op", "after", "strike"),
-    [("backward", 2, kill), ("forward", 2, cut_off), *(pytest.param(*moment, marks=pytest.mark.full) for moment in MOMENTS)],
+    [*EVERY_TIME, *(pytest.param(*moment, marks=pytest.mark.full) for moment in MOMENTS)],
 )
 def test_the_step_equals_the_undisturbed_one(
     op: str, after: int, strike: Callable[[MemorySwarm, SimNode], None], undisturbed: tuple[Trajectory, dict[int, str]]

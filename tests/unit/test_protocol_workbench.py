@@ -236,7 +236,7 @@ def test_early_payloads_wait_for_their_step_in_bounded_room() -> None:
     for attempt in (1, 2, 3):
         for microbatch in range(4):
             c.arrive(replace(c.header("forward", microbatch, 1), attempt=attempt))
-    assert c.num_held == 8, "all four microbatches, and once more"
+    assert c.num_held == 10, "two that are in flight, and all four there and back once more"
     assert [x.work.microbatch for x in of(c.open(), Compute)] == [0, 1, 2, 3]
 
 

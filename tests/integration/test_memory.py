@@ -18,7 +18,7 @@ from tests.tools.material import VOCAB, write_manifest
 from tests.tools.swarm import POLL_S, Swarm, swarm
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(420)]
-FIRST_STEP, LAST_STEP = 50, 500
+FIRST_STEP, LAST_STEP = 50, 300
 MAX_SLOPE_BYTES = 20_000
 MICROBATCH_SAMPLES, CONTEXT, HIDDEN, MAX_IN_FLIGHT, NUM_MICROBATCHES = 2, 16, 32, 3, 8
 PAYLOAD_BYTES = 4 * MICROBATCH_SAMPLES * CONTEXT * HIDDEN

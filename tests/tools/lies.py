@@ -13,6 +13,7 @@ from random import Random
 from typing import Any, Literal
 
 from node.transport.checks import MAX_INT, MAX_TUPLE_ITEMS, WireError, check, field_types, optional_of, union_classes
+from node.transport.frames import encode_message
 from protocol.ids import Ballot, Member
 from protocol.messages import Message, PipeHeader
 from protocol.node_state import NodeState
@@ -37,6 +38,8 @@ class Liar:
             made = self._dataclass(self.rng.choice(kinds or typing.get_args(Message)))
             try:
                 check(made)
+                if not isinstance(made, PipeHeader):
+                    encode_message(made)  # one that is too long ends the liar's own stream
             except WireError:
                 continue
             return made

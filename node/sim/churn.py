@@ -157,8 +157,17 @@ class Churn(Life[Lived]):
     def _can_spare(self, node: SimNode) -> bool:
         member, place = node.spec.member, self.watch.place
         held = [stage for (stage, m), seating in place.seats.items() if m == member and seating.role != "learner"]
-        others = all(any(m != member for m in place.holders(stage)) for stage in held)
+        others = all(any(m != member and self._holds(stage, m) for m in place.holders(stage)) for stage in held)
         return others and place.has_quorum_without(member)
+
+    def _holds(self, stage: int, member: Member) -> bool:
+        """Will the member have the stage's newest state after the open attempt, too? Who is excluded from it will not, and who
+        missed the last commit has not."""
+        node = self.world.nodes[member.peer]
+        leaders = [other.state.coordinator for other in self.world.alive()]  # type: ignore[attr-defined]
+        excluded = {m for leader in leaders if leader and leader.ledger for m in leader.ledger.excluded}
+        has_it = node.spec.member == member and not node.dead and stage in node.state.bench.seats  # type: ignore[attr-defined]
+        return has_it and member not in excluded
 
     def _go_on(self, steps: int) -> None:
         self._until(self.watch.step + steps, PATIENCE_S + self.manifest.timing.join_pause_s, "stands still")

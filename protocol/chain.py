@@ -321,6 +321,12 @@ class Chain:
                 return [d for _, d in kept[index:]]
         return None
 
+    def has_kept(self, member: Member, stage: int, head: RecordId) -> bool:
+        """Has no record after `head` taken the stage from the member? False also if `head` is not known (any more)."""
+        since = self.after(head)
+        lost = [s for d in since or () if isinstance(d.record, Roster) for s in d.record.leaves]
+        return since is not None and all((s.stage, s.member) != (stage, member) for s in lost)
+
     def members(self) -> list[Member]:
         """Everybody on the roster, once, in roster order."""
         return list(self._seats.members.values())

@@ -263,7 +263,7 @@ class Custody:
         """The copy of a stage has come so far."""
         seat = self.seats.get(event.stage)
         if seat and seat.phase is SeatPhase.LEARNING:
-            self._tell_leader(Learning(ballot, event.stage, "", "", event.seconds_left))
+            self._tell_leader(self._learning(ballot, event.stage, "", "", event.seconds_left))
 
     def learned(self, event: Learned, ballot: Ballot) -> None:
         """The whole stage is of one state, and its digest is a donor's."""
@@ -277,7 +277,7 @@ class Custody:
             state.provenance = {"rung": "copy", "state_id": event.state_id, "step": event.step}
         if event.donors:
             self._tell_transfer(seat, event)
-        self._tell_leader(Learning(ballot, event.stage, event.state_id, event.digest, 0.0))
+        self._tell_leader(self._learning(ballot, event.stage, event.state_id, event.digest, 0.0))
         self._end_learning(seat)
 
     def _tell_transfer(self, seat: Seat, event: Learned) -> None:
@@ -287,15 +287,25 @@ class Custody:
 
     def leave_seat(self, stage: int) -> None:
         """The swarm decided to go on without this node's seat. Who is off the roster may be back in time with its state; a
-        member gives up a seat that others hold, and the memory with it."""
+        member gives up a seat that others hold, and the memory with it. A copy that is whole is kept until the next commit: the
+        seat may be granted again in a record that is known here a moment later, and its donor be gone."""
         seat = self.seats.get(stage)
         if seat is None:
             return
-        if self._chain.member_of(self._me) is None:
+        if self._has_copied(seat):
+            self._emit(StopLearning(stage))
+            seat.phase = SeatPhase.IDLE
+            self._kept[stage] = self.seats.pop(stage)
+        elif self._chain.member_of(self._me) is None:
             self.set_aside(seat)
         else:
             self.drop(seat)
         self._emit(Say(f"stage {stage} is not held here any more: the roster goes on without this node"))
+
+    def _has_copied(self, seat: Seat) -> bool:
+        state = seat.state
+        copies = seat.phase is SeatPhase.LEARNING and state.provenance["rung"] == "copy" and state.stage not in self._at_rest
+        return copies and bool(state.digest) and self._is_newest(seat)
 
     def set_aside(self, seat: Seat) -> None:
         """The seat takes no part any more; its state is kept for a while."""
@@ -356,7 +366,7 @@ class Custody:
         del self._at_rest[stage]
         self.seats[stage].state.digest = self.seats[stage].state.state_id = ""
         self._emit_all([DropSeat(stage), Learn(stage)])
-        self._tell_leader(Learning(ballot, stage, "", "", NOTHING_COMES_S))
+        self._tell_leader(self._learning(ballot, stage, "", "", NOTHING_COMES_S))
 
     def report(self, stage: int, ballot: Ballot) -> Learning | Unrestored | None:
         """What the coordinator, which may be another one by now, should hear again of a stage that this node learns or made
@@ -369,7 +379,18 @@ class Custody:
         has_made = newest if phase is SeatPhase.LEARNING else was_made and phase is SeatPhase.IDLE
         if not has_made and stage not in self._at_rest:
             return None
-        return Learning(ballot, stage, state.state_id, state.digest, 0.0 if has_made else NOTHING_COMES_S)
+        return self._learning(ballot, stage, state.state_id, state.digest, 0.0 if has_made else NOTHING_COMES_S)
+
+    def _learning(self, ballot: Ballot, stage: int, state_id: StateId, digest: str, seconds_left: float) -> Learning:
+        return Learning(ballot, stage, state_id, digest, seconds_left, self._chain.head)
+
+    def has_no_donor(self, stage: int) -> bool:
+        """Is this node seated for the state of the stage, still copies it, and is nobody else left who has it?"""
+        seat = self.seats.get(stage)
+        if seat is None or seat.phase is not SeatPhase.LEARNING or seat.state.role == "learner":
+            return False
+        copies = seat.state.provenance["rung"] == "copy"
+        return copies and all(s.member.peer == self._me for s in self._chain.holders(stage))
 
     def _forget_old(self) -> None:
         for stage, seat in tuple(self._kept.items()):

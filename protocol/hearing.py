@@ -55,17 +55,18 @@ def hear(coordinator: Coordinator, chain: Chain, member: Member, message: Messag
         if member in chain.voters:
             coordinator.on_held(member, message)
     elif chain.member_of(member.peer) == member:
-        _hear_member(coordinator, member, message, now)
+        _hear_member(coordinator, chain, member, message, now)
 
 
-def _hear_member(coordinator: Coordinator, member: Member, message: Message, now: float) -> None:
+def _hear_member(coordinator: Coordinator, chain: Chain, member: Member, message: Message, now: float) -> None:
     if isinstance(message, Suspect):
         coordinator.on_suspect(member.peer, message, now)
     elif isinstance(message, Leave):
         if message.member == member:
             coordinator.on_leave(member, message, now)
     elif isinstance(message, Learning):
-        coordinator.on_learning(member, message, now)
+        if chain.has_kept(member, message.stage, message.head):
+            coordinator.on_learning(member, message, now)
     elif isinstance(message, Unrestored):
         coordinator.recovery.rollbacks.on_unrestored(message)
     elif isinstance(message, AppliedReport):

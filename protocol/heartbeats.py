@@ -45,13 +45,13 @@ class Heartbeats:
         """Is it on the roster, with all that it is seated for?"""
         return self._chain.is_seated(self._me) and not self.lacks
 
-    def beat(self, leads: bool) -> Heartbeat:
-        """What it says now. `leads`: it coordinates, or stands for it."""
+    def beat(self, leads: bool, hopes: bool) -> Heartbeat:
+        """What it says now. `leads`: it coordinates, or stands for it with hope. `hopes`: it may win if it stands."""
         o, me = self._bench.open, self._me
         where = (o.step, o.attempt, o.amendment) if o else (0, 0, 0)
         ballot = max(self._leader.ballot, self._acceptor.promised, self._acceptor.floor)
         standing = self._outlook.serial(self._leader.ballot)
-        aside = not (leads or (self.may_lead and me in self._chain.voters))
+        aside = not (leads or (hopes and self.may_lead and me in self._chain.voters))
         return Heartbeat(me.incarnation, ballot, self._chain.head, *where, aside, standing, self.lacks)
 
     def asks(self, leaves: bool) -> list[Goodbye | Wish]:

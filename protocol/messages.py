@@ -134,6 +134,8 @@ class Learning:
     digest: str
     seconds_left: float
     """Until the newest state, if no step were committed meanwhile, by what was measured."""
+    head: RecordId
+    """The last record that it knows: of a seat that it lost since then, and got again, it keeps nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -293,7 +293,8 @@ class NodeState:
             self.coordinator.on_heartbeat(sender, beat, now)
 
     def _beat(self) -> Heartbeat:
-        return self.heartbeats.beat(leads=bool(self.coordinator or self.takeover.candidate))
+        hopes = self.takeover.hopes(self._now)
+        return self.heartbeats.beat(leads=bool(self.coordinator or (hopes and self.takeover.candidate)), hopes=hopes)
 
     def _on_probe(self, peer: PeerId, _: int, message: Probe, now: float) -> None:
         if message.member.peer != self._me:

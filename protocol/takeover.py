@@ -71,6 +71,7 @@ class Takeover:
         """Who coordinated when this node last stood for the role; '' if that was this node itself."""
         self._highest = NO_BALLOT
         self._gone_at: float | None = None
+        self._decided_at = -1e9
         self._stuck_since: float | None = None
         self._has_decided = False
         """As the candidate that it is: those that heard of it follow that ballot, and can promise it no more."""
@@ -117,6 +118,12 @@ class Takeover:
         """Has nobody led for so long that those who could have gone on without a quorum have?"""
         since = self._gone_at
         return since is not None and now - since > self._fork_after_s + HOPE_LAPSES * self._lapse_s
+
+    def hopes(self, now: float) -> bool:
+        """May those that followed this node expect it to lead soon? Not if nobody has led for long, and it has not: whoever
+        still hears it must promise others. It may have been outvoted by a coordinator that they have never heard of."""
+        since = self._gone_at
+        return since is None or now - max(since, self._decided_at) <= HOPE_LAPSES * self._lapse_s
 
     def given_up(self, now: float) -> str:
         """Why a run on one machine is over although no quorum is left to say so: for long nobody of those that answer has
@@ -384,7 +391,7 @@ class Takeover:
         self._not_before = now + PATIENCE_HEARTBEATS * self._beat_s
 
     def _decide(self, proposal: Proposal, now: float) -> None:
-        self._has_decided = True
+        self._has_decided, self._decided_at = True, now
         if isinstance(proposal.record, Commit):
             self._out += recovered(self._chain, {})
         for member in self._chain.members():

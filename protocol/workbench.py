@@ -114,9 +114,10 @@ class Workbench:
     # ---- seats ----
 
     def lacks(self, member: Member) -> bool:
-        """Is this node, the member, on the roster with a stage whose state it does not have? It leaves as soon as it is heard,
-        and leads nobody."""
-        return not self.seats.keys() >= {s.stage for s in self._chain.seats_of(member)}
+        """Is this node, the member, on the roster with a stage whose state it does not have, nor can get? It leaves as soon as
+        it is heard, and leads nobody."""
+        stages = {s.stage for s in self._chain.seats_of(member)}
+        return not self.seats.keys() >= stages or any(map(self.custody.has_no_donor, stages))
 
     def roster_changed(self, now: float) -> None:
         """The roster is another: gradients are kept for learners, and what waits may be possible now."""

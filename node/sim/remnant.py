@@ -90,7 +90,8 @@ class Remnant(Life[Left]):
         return Left(self.seed, len(lost), seconds, at_most, self.counts)
 
     def _choose(self) -> list[SimNode]:
-        """Stage 0's, and as many others as a quorum needs; one of those with a copy of the embedding stays."""
+        """Stage 0's, everybody that has or copies one more stage, and as many others as a quorum needs; one of those with a
+        copy of the embedding stays."""
         place, rng = self.watch.place, self.rng
         active = [place.active(stage)[0] for stage in range(self.num_stages)]
         copies = [m for m in dict.fromkeys(active[1:]) if (0, m) in place.seats and place.seats[0, m].role == "passive"]
@@ -99,6 +100,9 @@ class Remnant(Life[Left]):
         others = [m for m in dict.fromkeys(active[1:]) if m not in (stays, active[0])]
         rng.shuffle(others)
         dead = [active[0], others.pop()]
+        lost = active.index(dead[-1])
+        dead += [m for (stage, m) in place.seats if stage == lost and m not in (stays, *dead)]
+        others = [m for m in others if m not in dead]
         while others and (rng.random() < 0.3 or is_quorum(set(place.voters) - set(dead), place.voters)):
             dead.append(others.pop())
         return [self.world.nodes[member.peer] for member in dead]

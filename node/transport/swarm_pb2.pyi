@@ -624,18 +624,20 @@ class RecordsWanted(_message.Message):
     def __init__(self, head: _Optional[bytes] = ...) -> None: ...
 
 class Learning(_message.Message):
-    __slots__ = ("ballot", "stage", "state_id", "digest", "seconds_left")
+    __slots__ = ("ballot", "stage", "state_id", "digest", "seconds_left", "head")
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     STATE_ID_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SECONDS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
     ballot: Ballot
     stage: int
     state_id: bytes
     digest: bytes
     seconds_left: float
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., stage: _Optional[int] = ..., state_id: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., seconds_left: _Optional[float] = ...) -> None: ...
+    head: bytes
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., stage: _Optional[int] = ..., state_id: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., seconds_left: _Optional[float] = ..., head: _Optional[bytes] = ...) -> None: ...
 
 class ReduceReady(_message.Message):
     __slots__ = ("ballot", "step", "attempt", "stage", "microbatches", "loss_sum", "tokens", "seconds_per_microbatch")

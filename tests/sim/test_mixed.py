@@ -5,7 +5,6 @@ of it; each kind of fault is data, and counted where it showed.
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections import Counter
@@ -22,10 +21,6 @@ SEEDS = range(12)
 MORE_SEEDS = range(300_000, 302_000)
 CHUNK = 200
 """So many in one test."""
-STAND_STILL = {300_627}
-"""Of them, those in which a swarm stands still that should not: a defect that is known. Voters that missed the last records
-follow a coordinator that was outvoted: it stands for the role, so they hear it, and promise nobody else. One that holds again
-fails the test, too."""
 MAX_TOLD = 5
 
 
@@ -69,12 +64,10 @@ def soak(first: int, seeds: int, limit_s: float) -> dict[str, Any]:
     swarms of processes often wait."""
     words = ["nice", "-n", "10", sys.executable, "-m", "node.sim.soak", "--seeds", str(seeds), "--from", str(first)]
     done = subprocess.run([*words, "--workers", "2"], capture_output=True, text=True, timeout=limit_s, check=False)
-    broken = {int(seed) for seed in re.findall(r"^seed (\d+): ", done.stderr, re.MULTILINE)}
-    known = STAND_STILL.intersection(range(first, first + seeds))
-    assert broken == known, f"ended with {done.returncode}:\n{done.stderr[:8000]}"
+    assert done.returncode == 0, done.stderr[:8000]
     (line,) = done.stdout.splitlines()
     told: dict[str, Any] = json.loads(line)
-    assert (told["seeds"], told["failures"]) == (seeds, len(known))
+    assert (told["seeds"], told["failures"]) == (seeds, 0)
     return told
 
 

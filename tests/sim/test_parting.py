@@ -88,12 +88,10 @@ def live_bereft(seeds: range, tally: Counter[str]) -> None:
         counts = left.counts
         mine.update(swarms=1, lost=left.num_lost, forks=counts["forks with a loss"], rebuilds=counts["rebuilds"])
         mine["copied in time"] += counts["copied in time"]
-        mine["bereft"] += left.num_lost > 0
     tally.update({f"left of most: {what}": count for what, count in mine.items()})
-    assert mine["bereft"] >= 0.9 * len(seeds), f"too many had a copy of every stage just in time: {mine}"
-    assert mine["forks"] >= mine["bereft"], f"each must have parted from the dead: {mine}"
+    assert mine["forks"] >= len(seeds), f"each must have parted from the dead: {mine}"
     assert mine["rebuilds"] + mine["copied in time"] >= mine["lost"], f"a lost stage did not come back: {mine}"
-    assert mine["rebuilds"] >= mine["bereft"], f"each must have lost a stage: {mine}"
+    assert mine["rebuilds"] >= len(seeds), f"each must have lost a stage: {mine}"
 
 
 @pytest.mark.full

@@ -24,19 +24,8 @@ ME = Member("p1.0", 1)
 OTHER = Member("p1.1", 1)
 
 
-class Kept1(Core):
-    """p1.0, which was taken off the roster with the newest state of stage 1; p1.1 goes on."""
-
-    def __init__(self) -> None:
-        manifest = a_manifest()
-        super().__init__(manifest, ME.peer, holders(manifest, replicas=2))
-        chain = self.state.chain
-        mine = next(s for s in chain.seatings if s.member == ME)
-        self.decide(Roster(chain.head, chain.step, (), (mine,), (LEAD,)))
-
-    def seat(self, role: Role, stage: int = 1) -> list[Command]:
-        chain = self.state.chain
-        return self.decide(Roster(chain.head, chain.step, (Seating(stage, ME, role),), (), (LEAD,)))
+class Passing(Core):
+    """A node that sees commits and heartbeats pass."""
 
     def commit(self) -> list[Command]:
         chain = self.state.chain
@@ -49,6 +38,21 @@ class Kept1(Core):
         for _ in range(5):
             out += self.do(Tick(), 0.25)
         return out
+
+
+class Kept1(Passing):
+    """p1.0, which was taken off the roster with the newest state of stage 1; p1.1 goes on."""
+
+    def __init__(self) -> None:
+        manifest = a_manifest()
+        super().__init__(manifest, ME.peer, holders(manifest, replicas=2))
+        chain = self.state.chain
+        mine = next(s for s in chain.seatings if s.member == ME)
+        self.decide(Roster(chain.head, chain.step, (), (mine,), (LEAD,)))
+
+    def seat(self, role: Role, stage: int = 1) -> list[Command]:
+        chain = self.state.chain
+        return self.decide(Roster(chain.head, chain.step, (Seating(stage, ME, role),), (), (LEAD,)))
 
     def wishes(self) -> list[tuple[Kept, ...]]:
         return [wish.kept for wish in sent(self.beat(), Wish)]
@@ -178,6 +182,68 @@ def test_a_coordinator_that_takes_over_hears_what_a_learner_has() -> None:
     learned(c)
     c.tell(Standing(Ballot(2, "p2.0"), "training", "training", 0, -1, 0.0), "p2.0")
     assert {(m.state_id, m.digest) for m in sent(c.beat(), Learning, "p2.0")} == {(c.state.chain.state_ids[1], "copied")}
+
+
+class Copying(Passing):
+    """p1.0 copies stage 2 of p2.1 beside its stage 1; both are on the roster."""
+
+    def __init__(self) -> None:
+        manifest = a_manifest()
+        seats = [s for s in holders(manifest, replicas=2) if s.member.peer != "p2.0"]
+        super().__init__(manifest, ME.peer, seats)
+        self.roster("learner")
+
+    def roster(self, role: Role | None, *leaves: Seating) -> list[Command]:
+        chain = self.state.chain
+        joins = (Seating(2, ME, role),) if role else ()
+        return self.decide(Roster(chain.head, chain.step, joins, leaves, (LEAD,)))
+
+    def copied(self) -> list[Command]:
+        chain = self.state.chain
+        return self.do(Learned(2, chain.state_ids[2], chain.step, "copied", 1, 1.0, 0, ("p2.1",), 8, 1.0))
+
+
+def test_a_whole_copy_outlives_that_its_seat_is_taken_and_granted_again() -> None:
+    """Both records were decided while it was cut off; its donor has left on the strength of the copy, or dies now."""
+    c = Copying()
+    told = sent(c.copied(), Learning)[-1]
+    assert told.head == c.state.chain.head
+    out = c.roster(None, Seating(2, ME, "learner"))
+    assert (2 in c.state.bench.seats, len(of(out, DropSeat))) == (False, 0)
+    assert [x.stage for x in of(out, StopLearning)] == [2]
+    out = c.roster("learner")
+    assert not [x for x in out if isinstance(x, DropSeat | Learn)]
+    assert told.digest in {m.digest for m in sent(c.beat(), Learning)}
+    c.roster("active", Seating(2, Member("p2.1", 1), "active"))
+    assert c.state.bench.seats[2].phase is SeatPhase.IDLE
+    c = Copying()
+    c.copied()
+    c.roster(None, Seating(2, ME, "learner"))
+    chain = c.state.chain
+    out = c.decide(Roster(chain.head, chain.step, (Seating(0, ME, "learner"),), (), (LEAD,)))
+    assert [x.stage for x in of(out, DropSeat)] == [2], "another seat needs its memory"
+
+
+def test_who_is_seated_for_a_copy_that_nobody_can_give_it_any_more_lacks_it() -> None:
+    c = Copying()
+    c.roster("passive")
+    assert not c.state.heartbeats.lacks, "it may copy yet"
+    c.roster(None, Seating(2, Member("p2.1", 1), "active"))
+    assert c.state.heartbeats.lacks
+    assert sent(c.beat(), Goodbye, LEAD.peer)
+
+
+def test_what_a_learner_says_of_a_seat_that_it_lost_since_is_not_heard() -> None:
+    """It keeps nothing of that seat, though the same one may be granted again already."""
+    c = Copying()
+    chain, before = c.state.chain, c.state.chain.head
+    assert chain.has_kept(ME, 2, before)
+    c.roster(None, Seating(2, ME, "learner"))
+    c.roster("learner")
+    assert not chain.has_kept(ME, 2, before)
+    assert chain.has_kept(ME, 1, before)
+    assert chain.has_kept(ME, 2, chain.head)
+    assert not chain.has_kept(ME, 2, "a head that nobody knows")
 
 
 # ---- the coordinator's side ----

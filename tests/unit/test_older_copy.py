@@ -68,7 +68,7 @@ class AtRest(Lost):
         self.chain.append(Roster(self.chain.head, 3, (), gone, (LEAD,)), ())
 
     def tell(self, state_id: str, digest: str, seconds_left: float) -> None:
-        told = Learning(BALLOT, 2, state_id, digest, seconds_left)
+        told = Learning(BALLOT, 2, state_id, digest, seconds_left, self.chain.head)
         self.members.on_learning(self.learner.member, told, 0.0)
 
 

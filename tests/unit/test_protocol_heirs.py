@@ -47,7 +47,8 @@ class Leaving:
         return list(changes.joins)
 
     def learned(self, member: Member, stage: int = 2) -> None:
-        self.members.on_learning(member, Learning(BALLOT, stage, self.chain.state_ids[stage], "d", 0.0), self.now)
+        chain = self.chain
+        self.members.on_learning(member, Learning(BALLOT, stage, chain.state_ids[stage], "d", 0.0, chain.head), self.now)
 
     def parked(self, at: str = "p1.0") -> None:
         """Until S2 is parked there, and its leaver gone."""
@@ -180,7 +181,7 @@ def handing_over(seconds_left: float, room: str = "computing", manifest: Manifes
     run.decide()
     run.members.changes(run.now)
     run.now = 20.0
-    told = Learning(BALLOT, 2, "", "", seconds_left)
+    told = Learning(BALLOT, 2, "", "", seconds_left, "")
     run.members.on_learning(Member("p1.0", 1), told, run.now)
     return run
 
@@ -203,7 +204,7 @@ def test_where_the_time_is_too_short_the_weights_alone_are_handed_over() -> None
     assert "the weights of stage 2 alone" in run.recovery.next(run.now).sentence
     assert not run.members.changes(run.now), "who gives them stays"
     assert Departure(LEAVER, run.chain, 120.0).begin("test", 0.0).startswith("leaving after handing over stage 2")
-    run.recovery.on_learning(Member("p1.0", 1), Learning(BALLOT, 2, run.chain.state_ids[2], "d", 0.0))
+    run.recovery.on_learning(Member("p1.0", 1), Learning(BALLOT, 2, run.chain.state_ids[2], "d", 0.0, run.chain.head))
     assert run.recovery.next(run.now) == Next()
     assert run.decide() == []
     assert LEAVER not in run.chain.members()
@@ -290,7 +291,7 @@ def test_the_last_holder_hands_its_stage_to_a_spare_and_then_goes() -> None:
     members.gathering.leave(NEW)
     apply(chain, heir, members)
     assert not members.changes(3.0)
-    members.on_learning(NEW, Learning(BALLOT, 2, chain.state_ids[2], "d", 0.0), 4.0)
+    members.on_learning(NEW, Learning(BALLOT, 2, chain.state_ids[2], "d", 0.0, chain.head), 4.0)
     raised = members.changes(4.0)
     assert [(s.stage, s.role) for s in raised.joins] == [(2, "active")], "nobody is left to compare its bits with"
     apply(chain, raised, members)

@@ -48,7 +48,7 @@ def wish(member: Member = NEW, stage: int = -1, memory_bytes: int = 0) -> Wish:
 
 
 def learning(chain: Chain, stage: int, digest: str = "d", seconds_left: float = 0.0) -> Learning:
-    return Learning(BALLOT, stage, chain.state_ids[stage] if digest else "", digest, seconds_left)
+    return Learning(BALLOT, stage, chain.state_ids[stage] if digest else "", digest, seconds_left, chain.head)
 
 
 def applied(chain: Chain, stage: int, digest: str = "d") -> AppliedReport:

@@ -21,7 +21,7 @@ def test_no_step_opens_before_the_newcomer_holds_what_was_decided() -> None:
     lost.wish()
     lost.decide(lost.rebuild(10.0))
     assert lost.next(11.0) == Next("stage 2 is being rebuilt by new")
-    lost.recovery.on_learning(NEW, Learning(BALLOT, 2, "another state", "digest", 0.0))
+    lost.recovery.on_learning(NEW, Learning(BALLOT, 2, "another state", "digest", 0.0, ""))
     assert lost.next(12.0).sentence
     lost.made(Member("p1.0", 1), 2)
     assert lost.next(12.0).sentence, "somebody else says so"

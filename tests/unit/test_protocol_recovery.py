@@ -68,7 +68,7 @@ class Lost:
             self.members.gathering.leave(join.member)
 
     def made(self, member: Member, stage: int) -> None:
-        self.recovery.on_learning(member, Learning(BALLOT, stage, self.chain.state_ids[stage], "digest", 0.0))
+        self.recovery.on_learning(member, Learning(BALLOT, stage, self.chain.state_ids[stage], "digest", 0.0, self.chain.head))
 
 
 # ---- what it is made of ----

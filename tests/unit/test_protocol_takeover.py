@@ -28,7 +28,7 @@ from protocol.messages import (
     Wish,
 )
 from protocol.records import Commit, Record, Roster, Seating, StageResult, record_id
-from protocol.takeover import ranks
+from protocol.takeover import HOPE_LAPSES, ranks
 from tests.tools.core import BALLOT, LEAD, Core, a_manifest, holders, notes, of, says, sent
 
 A, B, C = (Member(name, 1) for name in "abc")
@@ -278,6 +278,21 @@ def test_who_leads_or_may_stand_does_not_step_aside() -> None:
     assert sent(Voter("p1.1").pass_time(1, heard=("lead",)), Heartbeat, "lead")[-1].aside, "no voter"
     won(c)
     assert not sent(c.pass_time(1), Heartbeat, "p2.0")[-1].aside, "the coordinator"
+
+
+def test_who_stands_for_long_and_is_promised_nothing_says_that_nobody_is_to_wait_for_it() -> None:
+    """Nodes that missed what was decided since it coordinated hear it, and would promise nobody else."""
+    c = Voter()
+    rules = c.state.config.manifest
+    out = c.pass_time(rules.timing.lapse_s + 1.0, heard=("p2.1",))
+    assert c.state.takeover.candidate
+    assert not sent(out, Heartbeat, "lead")[-1].aside, "it may win yet"
+    out = c.pass_time((HOPE_LAPSES + 1) * rules.timing.lapse_s, heard=("p2.1",))
+    assert sent(out, Prepare, "p2.0"), "it goes on asking"
+    assert sent(out, Heartbeat, "lead")[-1].aside
+    asked = sent(out, Prepare, "p2.0")[-1]
+    c.tell(Promise(asked.ballot, c.state.chain.head, (), ()), "p2.0")
+    assert not sent(c.pass_time(1), Heartbeat, "p2.0")[-1].aside, "it leads now"
 
 
 def test_an_order_outlives_the_coordinator_that_took_it_whatever_was_said_last() -> None:

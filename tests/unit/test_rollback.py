@@ -79,7 +79,7 @@ class Lost:
     def restored(self, *members: Member) -> None:
         for seating in self.chain.seatings:
             if seating.member in members:
-                learned = Learning(HIGHER, seating.stage, self.chain.state_ids[seating.stage], "digest", 0.0)
+                learned = Learning(HIGHER, seating.stage, self.chain.state_ids[seating.stage], "digest", 0.0, self.chain.head)
                 self.recovery.on_learning(seating.member, learned)
 
 
@@ -325,7 +325,7 @@ def test_a_member_has_its_stage_restored_and_says_so() -> None:
     told = notes(out, "rolled_back")[0]
     assert told["stages"] == [2] and (told["epoch"], told["from_step"], told["step"]) == (1, 2, 2)
     out = node.restore()
-    assert sent(out, Learning, LEAD.peer) == [Learning(BALLOT, 1, node.chain.state_ids[1], "digest", 0.0)]
+    assert sent(out, Learning, LEAD.peer) == [Learning(BALLOT, 1, node.chain.state_ids[1], "digest", 0.0, node.chain.head)]
     facts = notes(out, "provenance")[0]
     assert (facts["rung"], facts["source"], facts["epoch"], facts["step"]) == ("checkpoint", saved, 1, 2)
     seat = node.state.bench.seats[1]

@@ -110,7 +110,7 @@ def test_the_coordinator_tells_of_a_rebuilt_stage_with_its_first_commit() -> Non
     held(c, out + c.beats(), "a")
     assert c.state.chain.regained == {2: Regain("recovery", "c")}
     c.pass_time(3.0)
-    c.tell(Learning(BALLOT, 2, c.state.chain.state_ids[2], "made", 0.0), "c")
+    c.tell(Learning(BALLOT, 2, c.state.chain.state_ids[2], "made", 0.0, c.state.chain.head), "c")
     c.beats(0.5)
     embed_all(c)
     out = c.own_stage()

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import random
+import resource
 import sys
 import time
 import zlib
@@ -192,7 +193,10 @@ class Scale:
         world.traffic = None
         before, seconds = watch.step, 3600.0 * wanted.hours
         self._plan_losses(seconds)
-        world.run(lambda: False, seconds)
+        for hour in range(1, int(wanted.hours) + 1):
+            world.run(lambda: False, 3600.0)
+            self._tell(hour, watch.step - before, step_s, time.process_time() - began)
+        world.run(lambda: False, seconds % 3600.0)
         commits = watch.commits[before:]
         return Lived(
             nodes=wanted.nodes,
@@ -217,6 +221,13 @@ class Scale:
             events=world.num_events,
             cpu_s=round(time.process_time() - began, 1),
         )
+
+    def _tell(self, hour: int, commits: int, step_s: float, cpu_s: float) -> None:
+        """For people: how far it is. The first hours of a day are those of a shorter run."""
+        goodput, most_mb = commits * step_s / (3600.0 * hour), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+        lost = f"{self.counts['losses']} losses, {self.counts['returns']} returns"
+        where = f"{commits} commits (goodput {goodput:.3f}), {lost}"
+        sys.stderr.write(f"hour {hour}: {where}; {cpu_s:.0f} s of CPU, {most_mb} MiB\n")
 
     def _go_on(self, steps: int) -> None:
         last = self.watch.step + steps
@@ -246,8 +257,8 @@ class Scale:
     # ---- losses ----
 
     def _plan_losses(self, seconds: float) -> None:
-        rng = random.Random(f"losses {self.wanted.seed}")
         for peer in sorted(self.world.nodes):
+            rng = random.Random(f"losses {self.wanted.seed} {peer}")
             for at, down_s in _ups_and_downs(rng, self.wanted.loss, seconds):
                 loud = rng.random() < 0.5
                 self.world.post(self.world.now + at, None, self._lose, peer, down_s, loud)

@@ -63,9 +63,13 @@ async def survey(leases: Sequence[Lease], asks: Describes, manifest: Manifest) -
 
 
 def _active(held: Iterable[tuple[int, ...]], manifest: Manifest) -> dict[int, int]:
-    """Replicas by stage. Who holds stage 0 beside another one has an embedding copy, where the run keeps such."""
+    """Replicas by stage. Who holds stage 0 beside another one has an embedding copy, where the run keeps such; under policy
+    redundant a stage after another one that is held is a copy."""
     counts: Counter[int] = Counter()
     for stages in held:
+        if manifest.redundant:
+            counts.update([s for s in stages if (s - 1) % manifest.num_stages not in stages] or stages)
+            continue
         is_copy = len(stages) > 1 and num_copies(manifest) > 0
         counts.update(stage for stage in stages if stage or not is_copy)
     return dict(counts)

@@ -98,9 +98,11 @@ class Metrics:
         self._info = Info("regrow_node", "Who this is.", registry=on)
         self._phase = Gauge("regrow_phase", "1 for what the node is doing.", ["phase"], registry=on)
         self._seats = Gauge("regrow_seats", "Stages that this node holds.", ["role"], registry=on)
+        self._stage_bytes = Gauge("regrow_stage_bytes", "Weights and moments of the stages held.", ["role"], registry=on)
         self._peers = Gauge("regrow_peers", "Peers with a stream: heard, or silent for a lapse.", ["state"], registry=on)
         self._saved_bytes = Counter("regrow_checkpoint_bytes", "Size of the stages that were saved.", registry=on)
         self._compute = Counter("regrow_compute_seconds", "Time spent computing.", ["op"], registry=on)
+        self._computed = Counter("regrow_computations", "Passes of a microbatch that ended.", ["op"], registry=on)
         self._failures = Counter("regrow_command_failures", "Work that somebody else's fault ended.", ["blame"], registry=on)
         self._messages = Counter("regrow_messages", "Control messages of the protocol.", ["kind", "direction"], registry=on)
         self._wire = Counter("regrow_wire_bytes", "Bytes over the network.", ["kind", "direction"], registry=on)
@@ -133,6 +135,7 @@ class Metrics:
                     self._observe_standing(message)
             case ComputeDone(work=work, seconds=seconds):
                 self._compute.labels(work.op).inc(max(0.0, seconds))
+                self._computed.labels(work.op).inc()
             case Reduced() | Applied():
                 self._observe_phases(self._steps.on_event(event))
             case CommandFailed(peer=peer):
@@ -191,9 +194,11 @@ class Metrics:
         self._step.set(int(status.get("step") or 0))
         for phase in PHASES:
             self._phase.labels(phase).set(status.get("phase") == phase)
-        roles = [seat.get("role") for seat in status.get("seats", ())]
+        seats = status.get("seats", ())
         for role in ROLES:
-            self._seats.labels(role).set(roles.count(role))
+            held = [int(seat.get("state_bytes") or 0) for seat in seats if seat.get("role") == role]
+            self._seats.labels(role).set(len(held))
+            self._stage_bytes.labels(role).set(sum(held))
 
     # --- inside
 

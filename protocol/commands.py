@@ -20,10 +20,11 @@ class Work:
 
     op `embed`: tokens -> hidden (stage 0, first hop). `forward`: hidden -> hidden. `head`: hidden -> loss and, unless
     `evaluate`, gradient of hidden (stage 0, last hop). `backward`: gradient -> gradient, accumulated. `embed_backward`:
-    gradient into the embedding, nothing goes on. With `evaluate` nothing is retained.
+    gradient into the embedding, nothing goes on. With `evaluate` nothing is retained. `redundant`: the forward pass of a stage
+    (of stage 0 that to the loss) at a passive replica of it, of which nothing remains.
     """
 
-    op: Literal["embed", "forward", "head", "backward", "embed_backward"]
+    op: Literal["embed", "forward", "head", "backward", "embed_backward", "redundant"]
     stage: int
     step: int
     attempt: int

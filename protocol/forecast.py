@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from protocol.manifest import Manifest
 from protocol.sizes import (
     Traffic,
+    data_bytes,
     fits,
     human_bytes,
     join_bytes,
     need_bytes,
-    state_bytes,
     step_traffic,
     working_parameters,
 )
@@ -93,7 +93,7 @@ def forecast(manifest: Manifest, held: Mapping[int, int], machine: Machine, step
         choice=choice,
         replicas=replicas,
         need_bytes=need_bytes(manifest, stage, replicas),
-        disk_bytes=download - state_bytes(manifest, stage),
+        disk_bytes=data_bytes(manifest, stage, machine.has_tokens),
         download_bytes=download,
         step=traffic,
         hour=_per_hour(traffic, step_s),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from protocol.copies import first_copies
 from protocol.ids import Member, PeerId
 from protocol.manifest import Manifest
 from protocol.messages import Wish
-from protocol.placement import copy_candidates, wanted_copies
 from protocol.records import Seating
 from protocol.sizes import fits, need_bytes
 
@@ -72,8 +72,7 @@ class Gathering:
             return Gathered((), _waiting(missing, sum(need - len(rows[s]) for s in missing), least))
         pinned = {wish.member for wish in wishes if 0 <= wish.stage < len(rows)}
         seatings = [Seating(s, member, "active", pinned=member in pinned) for s, row in enumerate(rows) for member in row]
-        copies = copy_candidates(rows)[: wanted_copies(self._manifest)]
-        return Gathered((*seatings, *(Seating(0, member, "passive") for member in copies)), "every stage has a node")
+        return Gathered((*seatings, *first_copies(self._manifest, rows)), "every stage has a node")
 
 
 def _waiting(stages: list[int], nodes: int, least_bytes: int) -> str:

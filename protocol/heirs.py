@@ -48,6 +48,11 @@ class Heirs:
         left = self.left(member, stage)
         return left is None or left >= state_bytes(self._manifest, stage)
 
+    def can_copy(self, stage: int, member: Member) -> bool:
+        """Is there room for a passive replica of the stage?"""
+        left = self.left(member, stage)
+        return left is None or left >= passive_bytes(self._manifest, stage)
+
     # ---- choice ----
 
     def choose(self, stage: int, spares: Sequence[Member], going: Collection[Member]) -> Member | None:

@@ -19,7 +19,7 @@ MAX_BLOCK_STAGES = 64
 MAX_MICROBATCHES = 4096
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Admission = Literal["open", "invited"]
-Policy = Literal["none", "checkfree", "checkfree_plus", "copy", "uniform", "random", "checkpoint"]
+Policy = Literal["none", "checkfree", "checkfree_plus", "copy", "uniform", "random", "checkpoint", "redundant"]
 LEAN: tuple[Policy, ...] = ("checkfree", "copy", "uniform", "random", "checkpoint")
 """Policies that send not a byte more than `none` while nothing is lost: without a word they keep no embedding copies."""
 
@@ -187,8 +187,8 @@ class RecoverySection(Section):
     @model_validator(mode="before")
     @classmethod
     def _copies_by_policy(cls, given: Any) -> Any:
-        """CheckFree+ adds copies of the embedding stage; `LEAN` policies do not."""
-        if isinstance(given, dict) and given.get("policy") in LEAN:
+        """CheckFree+ adds copies of the embedding stage; `LEAN` policies do not, and `redundant` has copies of all of them."""
+        if isinstance(given, dict) and given.get("policy") in (*LEAN, "redundant"):
             return {"embedding_copies": 0} | given
         return given
 
@@ -196,6 +196,12 @@ class RecoverySection(Section):
     def rebuilds(self) -> bool:
         """Is a lost stage made again, while the others keep what they have?"""
         return self.policy not in ("none", "checkpoint")
+
+    @model_validator(mode="after")
+    def _copies_once(self) -> Self:
+        if self.policy == "redundant" and self.embedding_copies:
+            raise ValueError("embedding_copies is not for policy redundant, which keeps a copy of every stage; leave it out")
+        return self
 
     @model_validator(mode="after")
     def _has_a_store(self) -> Self:
@@ -321,6 +327,11 @@ class Manifest(Section):
     def redraws(self) -> bool:
         """A lost block stage is drawn anew from the seed, and needs no other."""
         return self.recovery.policy == "random"
+
+    @property
+    def redundant(self) -> bool:
+        """Whoever computes a stage holds a passive replica of the next one as well, and runs its forward passes (Bamboo)."""
+        return self.recovery.policy == "redundant"
 
     @property
     def max_in_flight(self) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from protocol.chain import Chain, choose_voters
 from protocol.commands import Note
+from protocol.copies import Copies, is_copy
 from protocol.digests import Digests
 from protocol.gathering import Gathering
 from protocol.handover import Handover
@@ -19,7 +20,7 @@ from protocol.learners import Learners
 from protocol.losses import promotions
 from protocol.manifest import Manifest
 from protocol.messages import AppliedReport, Learning, Wish
-from protocol.placement import Placement, is_copy, wanted_copies
+from protocol.placement import Placement
 from protocol.records import Roster, Seating
 from protocol.sizes import fits
 from protocol.speeds import Speeds
@@ -33,7 +34,7 @@ swarm that is told to go as a whole goes by one decision, and not each by what i
 LEAD_MOST_S = 4.0
 """It must still be there to go in order (`departure.DRAIN_S`)."""
 COPY_HEARTBEATS = 5.0
-"""How long a leaver waits for the successor of its embedding copy."""
+"""How long a leaver waits for the successors of its copies."""
 MAX_STRIKES = 3
 """A node whose updates came out different so often gets no seat any more."""
 
@@ -73,6 +74,7 @@ class Membership:
         self.digests = Digests(chain)
         self._manifest, self._chain = manifest, chain
         self._placement = Placement(manifest, chain, self.speeds)
+        self._copies = Copies(manifest, chain)
         self._beat_s = timing.heartbeat_s
         self._strikes: dict[PeerId, int] = {}
         self._wrong: set[tuple[int, Member]] = set()
@@ -175,7 +177,7 @@ class Membership:
         return Changes(promotions([s for s in self._chain.seatings if s.member not in gone]), leaves)
 
     def _may_go(self, member: Member, gone: Sequence[Member], waited_s: float) -> bool:
-        """Does somebody else hold each of its stages? A copy of the embedding may wait a little for its successor."""
+        """Does somebody else hold each of its stages? A copy may wait a little for its successor."""
         mine = self._chain.seats_of(member)
         held = [s.stage for s in mine if s.role != "learner" and self.handover.is_whole(s.stage)]
         if all(m in self.handover.leaving for m in self._chain.members()):
@@ -186,10 +188,15 @@ class Membership:
             return False
         if any(s.role == "parked" and not self.handover.is_whole(s.stage) for s in mine):
             return False
-        has_copy = any(is_copy(s, self._chain) and s.role == "passive" for s in mine)
-        successors = any(s.role == "learner" and is_copy(s, self._chain) for s in self._chain.seated(0))
-        waits = has_copy and (successors or bool(self._placement.copies(gone)))
+        copied = {s.stage for s in mine if is_copy(s, self._chain) and s.role == "passive"}
+        learning = (s for stage in copied for s in self._chain.seated(stage) if s.role == "learner")
+        waits = any(is_copy(s, self._chain) for s in learning) or any(s.stage in copied for s in self._missing(gone))
         return not waits or waited_s > COPY_HEARTBEATS * self._beat_s
+
+    def _missing(self, going: Sequence[Member]) -> list[Seating]:
+        """Copies to be, at nodes that have room for them."""
+        missing, heirs = self._copies.missing(going), self.handover.heirs
+        return [s for s in missing if heirs.can_copy(s.stage, s.member)] if self._manifest.redundant else missing
 
     def _goes_last_s(self) -> float:
         heartbeats = LEAD_HEARTBEATS[len(self.handover.leaving) > 1]
@@ -213,7 +220,7 @@ class Membership:
         return Changes(tuple(joins), tuple(leaves), tuple(notes))
 
     def _granted(self, _now: float) -> Changes:
-        """Seats for those that wish for one, and embedding copies where some are missing."""
+        """Seats for those that wish for one, and copies where some are missing."""
         joins: list[Seating] = []
         notes: list[Note] = []
         for wish in self.gathering.wishes.values():
@@ -222,7 +229,7 @@ class Membership:
                 continue
             notes.append(self._why(stage, wish, joins))
             joins.append(self._seat_for(wish, stage))
-        return Changes((*joins, *self._placement.copies(list(self.handover.leaving))), notes=tuple(notes))
+        return Changes((*joins, *self._missing(list(self.handover.leaving))), notes=tuple(notes))
 
     def _seat_for(self, wish: Wish, stage: int) -> Seating:
         """At the start it makes the stage; later it learns it, if it has not kept the newest state itself."""
@@ -244,28 +251,25 @@ class Membership:
         return Seating(stage, member, "learner", self._chain.generations[stage], pinned)
 
     def _relieved(self, _now: float) -> Changes:
-        """Whoever took a second seat for want of nodes gives it up when somebody else serves that stage: at stage 0 it stays as
-        a copy, where one is missing."""
+        """Whoever took a second seat for want of nodes gives it up when somebody else serves that stage: it stays as a copy,
+        where one is missing."""
         chain = self._chain
         for stage in range(self._manifest.num_stages):
             active = chain.active(stage)
             shared = [s for s in active if chain.num_computed(s.member) > 1]
             if not shared or len(shared) == len(active):
                 continue
-            copies = sum(is_copy(s, chain) for s in chain.seated(0))
-            if stage == 0 and copies < wanted_copies(self._manifest):
+            if self._copies.stays(shared[0]):
                 return Changes((replace(shared[0], role="passive"),))
             return Changes((), (shared[0],))
         return Changes((), self._left_behind()[:1])
 
     def _left_behind(self) -> tuple[Seating, ...]:
-        """Seats of those that moved to a lost stage, at stages that others compute. Copies of the embedding are wanted, so many
-        as the manifest says."""
+        """Seats of those that moved to a lost stage, at stages that others compute. Copies are wanted as the manifest says."""
         chain, going = self._chain, self.handover.leaving
         idle = [s for s in (*chain.in_role("learner"), *chain.in_role("passive")) if chain.num_computed(s.member)]
         needless = [s for s in idle if any(other.member not in going for other in chain.active(s.stage))]
-        copies = sorted((s for s in needless if s.stage == 0 and s.member not in going), key=lambda s: s.role == "learner")
-        return (*(s for s in needless if s.stage), *copies[wanted_copies(self._manifest) :])
+        return self._copies.needless(needless, going)
 
     def _unparked(self, _now: float) -> Changes:
         """A kept stage is computed where it is as soon as there is room, and no longer kept where somebody else computes it."""
@@ -302,7 +306,7 @@ class Membership:
             return Changes()
         left, taken = move
         fields = {"peer": left.member.peer, "stage": left.stage, "to": taken.stage, "step": self._chain.step}
-        return Changes((taken,), (left,), (Note("moved", fields),))
+        return Changes((taken,), (left, *self._copies.beside(left)), (Note("moved", fields),))
 
 
 def mismatch(stage: int, member: Member, digest: str, right: str, step: int) -> Note:

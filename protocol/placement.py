@@ -1,11 +1,11 @@
-"""Where a node is needed: the stage for a newcomer, passive copies of the embedding, and moves between stages."""
+"""Where a node is needed: the stage for a newcomer, and moves between stages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from protocol.chain import Chain
-from protocol.ids import Member
+from protocol.copies import is_copy
 from protocol.manifest import Manifest
 from protocol.messages import Kept, Wish
 from protocol.records import Seating
@@ -16,30 +16,6 @@ MAX_LEARNERS = 4
 """Per stage at once: their donors train meanwhile."""
 GAIN = 1.25
 """A replica moves only where the slowest stage becomes faster by this factor: hysteresis."""
-
-
-def wanted_copies(manifest: Manifest) -> int:
-    """Passive replicas of stage 0 on block-stage nodes."""
-    return manifest.recovery.embedding_copies if manifest.recovery.policy != "none" else 0
-
-
-def copy_candidates(rows: Sequence[Sequence[Member]]) -> list[Member]:
-    """Who may hold a copy of the embedding stage, best first: one of S1, one of S_N, then inwards; none that holds stage 0.
-    `rows[stage]`: members that hold the stage."""
-    last = len(rows) - 1
-    outward = [s for pair in zip(range(1, last + 1), range(last, 0, -1), strict=True) for s in pair]
-    chosen: list[Member] = []
-    for stage in outward:
-        fresh = [m for m in rows[stage] if m not in rows[0] and m not in chosen]
-        chosen += fresh[:1]
-    return chosen
-
-
-def is_copy(seating: Seating, chain: Chain) -> bool:
-    """Is it a copy of the embedding on a node that serves a block stage? Others at stage 0 are there to compute."""
-    if seating.stage or seating.role in ("active", "parked"):
-        return False
-    return any(s.stage for s in chain.seats_of(seating.member))
 
 
 class Placement:
@@ -81,17 +57,6 @@ class Placement:
         serving = self._serving(stage, more)
         own = [s for s in serving if self._chain.num_computed(s.member) <= 1]
         return round(self._speeds.throughput(own), 6), len(serving)
-
-    def copies(self, going: Sequence[Member]) -> list[Seating]:
-        """Learners of stage 0 to be copies, so many as are missing when those that go are gone."""
-        have = [s for s in self._chain.seated(0) if is_copy(s, self._chain) and s.member not in going]
-        missing = wanted_copies(self._manifest) - len(have)
-        if missing <= 0 or not self._chain.active(0):
-            return []
-        stages = range(self._manifest.num_stages)
-        rows = [[s.member for s in self._chain.holders(i) if s.member not in going] for i in stages]
-        rows[0] = [s.member for s in self._chain.seated(0)]
-        return [Seating(0, member, "learner", self._chain.generations[0]) for member in copy_candidates(rows)[:missing]]
 
     def move(self) -> tuple[Seating, Seating] | None:
         """(seat given up, seat taken) of a replica that helps more elsewhere; never a stage's last active one."""

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 from protocol.chain import Chain, choose_voters
 from protocol.commands import Survey
+from protocol.copies import is_copy
 from protocol.handover import Short
 from protocol.ids import NO_BALLOT, Ballot, Member
 from protocol.manifest import Manifest
 from protocol.membership import Membership
 from protocol.messages import Learning, Wish
 from protocol.older_copy import Offer, youngest
-from protocol.placement import is_copy
 from protocol.recipes import beyond_recovery, recipe, weights_of
 from protocol.records import Rebuild, Rollback, Roster, Seating, Source, is_older_copy, is_weights_alone
 from protocol.rollbacks import Rollbacks

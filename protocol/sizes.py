@@ -65,8 +65,10 @@ def state_bytes(manifest: Manifest, stage: int) -> int:
 
 
 def need_bytes(manifest: Manifest, stage: int, replicas: int = 1) -> int:
-    """Memory that a node needs to train one seat of this stage while the stage has so many active replicas."""
-    return PROCESS_BYTES + seat_bytes(manifest, stage, replicas)
+    """Memory that a node needs to train one seat of this stage while the stage has so many active replicas. Under policy
+    redundant twice that: its copy of the next stage is one that it may have to train at once."""
+    twice = seat_bytes(manifest, next_stage(manifest, stage), replicas) if manifest.redundant else 0
+    return PROCESS_BYTES + seat_bytes(manifest, stage, replicas) + twice
 
 
 def fits(manifest: Manifest, stage: int, memory_bytes: int, replicas: int = 1) -> bool:
@@ -134,15 +136,23 @@ def payload_bytes(manifest: Manifest) -> int:
 
 
 def _sharers(manifest: Manifest, stage: int, replicas: int) -> int:
-    """Who takes part in the stage's reduce: active replicas, and the embedding copies of stage 0."""
-    return replicas + (num_copies(manifest) if stage == 0 else 0)
+    """Who takes part in the stage's reduce: active replicas, and copies."""
+    return replicas + num_copies(manifest, stage, replicas)
 
 
-def num_copies(manifest: Manifest) -> int:
-    """Embedding copies that the run keeps, where it has nodes for them."""
-    if manifest.recovery.policy == "none":
+def num_copies(manifest: Manifest, stage: int = 0, replicas: int = 1) -> int:
+    """Copies of the stage that the run keeps, where it has nodes for them: of the embedding, or under policy redundant of each
+    stage as many as the stage before has replicas, here taken for as many as the stage's own."""
+    if manifest.redundant:
+        return replicas
+    if stage or manifest.recovery.policy == "none":
         return 0
     return min(manifest.recovery.embedding_copies, manifest.num_block_stages)
+
+
+def next_stage(manifest: Manifest, stage: int) -> int:
+    """The stage that comes after this one on a microbatch's way (not in the swapped order)."""
+    return (stage + 1) % manifest.num_stages
 
 
 # ---- the wire ----
@@ -153,19 +163,28 @@ def step_traffic(manifest: Manifest, stage: int, replicas: int = 1) -> Traffic:
 
     Each microbatch passes twice, as an activation and as a gradient, in and out (at stage 0: out as an embedding, in at the
     head, and the gradients the other way). A reduce over r replicas sends (r - 1)/r of the gradient as parts and as many sums;
-    each embedding copy is sent the sums as well.
+    each copy is sent the sums as well. Under policy redundant the node is sent those of the next stage.
     """
     pipe = 2 * -(-manifest.batch.num_microbatches // replicas) * payload_bytes(manifest)
     gradient = WIRE_BYTES[manifest.wire.gradients] * stage_parameters(manifest, stage)
     share, others = gradient // replicas, replicas - 1
     passive = _sharers(manifest, stage, replicas) - replicas
-    return Traffic(pipe + 2 * others * share, pipe + (2 * others + passive) * share)
+    next_parameters = stage_parameters(manifest, next_stage(manifest, stage)) if manifest.redundant else 0
+    copied = WIRE_BYTES[manifest.wire.gradients] * next_parameters
+    return Traffic(pipe + 2 * others * share + copied, pipe + (2 * others + passive) * share)
 
 
 def join_bytes(manifest: Manifest, stage: int, has_tokens: bool = False) -> int:
-    """What a newcomer downloads once training has begun: the stage's state, and for stage 0 the token shards."""
-    tokens = 0 if stage or has_tokens else token_bytes(manifest)
-    return state_bytes(manifest, stage) + tokens
+    """What a newcomer downloads once training has begun: the stage's state (under policy redundant that of the next one too),
+    and for stage 0 the token shards."""
+    copied = state_bytes(manifest, next_stage(manifest, stage)) if manifest.redundant else 0
+    return state_bytes(manifest, stage) + copied + data_bytes(manifest, stage, has_tokens)
+
+
+def data_bytes(manifest: Manifest, stage: int, has_tokens: bool = False) -> int:
+    """Token shards that whoever computes the stage has to have: for stage 0, or its copy under policy redundant."""
+    is_read = stage == 0 or (manifest.redundant and next_stage(manifest, stage) == 0)
+    return token_bytes(manifest) if is_read and not has_tokens else 0
 
 
 def token_bytes(manifest: Manifest) -> int:

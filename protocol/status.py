@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from protocol.sizes import state_bytes
+
 if TYPE_CHECKING:
+    from protocol.manifest import Manifest
     from protocol.node_state import NodeState
     from protocol.seat import Seat
 
@@ -27,7 +30,7 @@ def snapshot(state: NodeState, now: float) -> dict[str, Any]:
         "tokens": chain.tokens,
         "validation": _validation(state),
         "num_stages": config.manifest.num_stages,
-        "seats": [_seat(seat) for _, seat in sorted(state.bench.seats.items())],
+        "seats": [_seat(seat, config.manifest) for _, seat in sorted(state.bench.seats.items())],
         "roster": [{"stage": s.stage, "peer": s.member.peer, "role": s.role} for s in chain.seatings],
         "view": _view(state, now),
     }
@@ -38,7 +41,7 @@ def _validation(state: NodeState) -> dict[str, Any] | None:
     return None if step < 0 else {"step": step, "loss": loss}
 
 
-def _seat(seat: Seat) -> dict[str, Any]:
+def _seat(seat: Seat, manifest: Manifest) -> dict[str, Any]:
     facts = seat.state
     return {
         "stage": facts.stage,
@@ -50,6 +53,7 @@ def _seat(seat: Seat) -> dict[str, Any]:
         "optimizer_age": facts.optimizer_age,
         "lr_factor": facts.lr_factor,
         "generation": facts.generation,
+        "state_bytes": state_bytes(manifest, facts.stage),
         "provenance": facts.provenance,
     }
 

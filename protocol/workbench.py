@@ -41,6 +41,7 @@ from protocol.messages import (
 )
 from protocol.pace import Pace
 from protocol.records import Commit, Rollback, Share, short
+from protocol.redundancy import Redundancy
 from protocol.repeats import Repeats
 from protocol.replica_set import reduce_misfit, spare_near, summands
 from protocol.revoking import Revoke, Revoked
@@ -74,6 +75,7 @@ class Workbench:
         """Reports of the seats, by stage."""
         self._stalls = Stalls(manifest.timing)
         self._pace = Pace()
+        self._redundancy = Redundancy(manifest, me, self.seats)
         self._out: list[Command] = []
         self.orders: dict[type, Callable[[Any, float], None]] = {
             StartReduce: self.start_reduce,
@@ -252,6 +254,8 @@ class Workbench:
         seat = self.seats.get(message.stage)
         if not (seat and seat.phase is SeatPhase.READY and seat.attempt and self._is_open(message.step, message.attempt)):
             return
+        if self._redundancy.holds(message):
+            return
         accumulated, every = bitmap(seat.attempt.accumulated), self._manifest.batch.num_microbatches
         if self._refuse(reduce_misfit(message, self._me, accumulated, every, self._chain)):
             return
@@ -408,6 +412,11 @@ class Workbench:
         if work.evaluate and self._evaluation and self._evaluation.step == work.step:
             self._out += self._evaluation.computed(event)
         elif not work.evaluate and seat and seat.attempt and self._is_open(work.step, work.attempt):
+            if work.op == "redundant":
+                if start := self._redundancy.ended(event, now):
+                    self.start_reduce(start, now)
+                return
+            self._out += self._redundancy.passed(event)
             self._out += seat.computed(event, now)
             self._pace.ended(work.stage, work.op, event.seconds)
             if seat.phase is SeatPhase.READY:

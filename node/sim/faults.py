@@ -163,7 +163,7 @@ def _phase_of(command: Command) -> tuple[Phase, int, int] | None:
     """(phase, stage, step) that a command belongs to; stage -1 where it belongs to none."""
     if isinstance(command, Compute):
         work = command.work
-        return None if work.evaluate else (_OPS[work.op], work.stage, work.step)
+        return None if work.evaluate or work.op == "redundant" else (_OPS[work.op], work.stage, work.step)
     if isinstance(command, Reduce):
         return "reduce", command.stage, command.step
     if isinstance(command, Apply):

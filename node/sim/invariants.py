@@ -69,9 +69,9 @@ class Place:
         """Active replicas of a stage."""
         return [member for (s, member), seating in self.seats.items() if s == stage and seating.role == "active"]
 
-    def has_quorum_without(self, member: Member) -> bool:
+    def has_quorum_without(self, *members: Member) -> bool:
         """Can the other voters decide?"""
-        return is_quorum({v for v in self.voters if v != member}, self.voters)
+        return is_quorum({v for v in self.voters if v not in members}, self.voters)
 
     def holders(self, stage: int) -> list[Member]:
         """Replicas of a stage that have its whole state."""

@@ -18,8 +18,8 @@ Key = tuple[int, int]
 """(step, attempt)."""
 Contribution = tuple[int, str, str]
 """(microbatch, op, digest of the weights that it was computed with)."""
-PRIORITY = {"apply": 0, "backward": 1, "embed_backward": 1, "head": 2, "embed": 3, "forward": 3}
-COST = {"embed": 0.2, "forward": 1.0, "head": 1.5, "backward": 2.0, "embed_backward": 0.2, "apply": 1.0}
+PRIORITY = {"apply": 0, "backward": 1, "embed_backward": 1, "head": 2, "embed": 3, "forward": 3, "redundant": 3}
+COST = {"embed": 0.2, "forward": 1.0, "head": 1.5, "backward": 2.0, "embed_backward": 0.2, "apply": 1.0, "redundant": 1.0}
 """Relative durations."""
 PRODUCES = frozenset({"embed", "forward", "head", "backward"})
 
@@ -82,6 +82,7 @@ class SimSeat:
     gradients: dict[Key, list[Contribution]] = field(default_factory=dict)
     sums: dict[Key, str] = field(default_factory=dict)
     discarded: Key = (0, 0)
+    num_passed_twice: int = 0
 
     def discard(self, key: Key) -> None:
         """Forget everything of this attempt and of earlier ones."""
@@ -95,6 +96,7 @@ class SimSeat:
         if work.evaluate:
             return
         key = (work.step, work.attempt)
+        self.num_passed_twice += work.op == "redundant"
         if work.op == "forward":
             self.retained.add((key, work.microbatch))
         elif work.op == "backward":

@@ -21,7 +21,7 @@ from protocol.manifest import Manifest
 
 T = TypeVar("T")
 
-RANKS = {"backward": 1, "embed_backward": 1, "head": 2, "forward": 3, "embed": 3}
+RANKS = {"backward": 1, "embed_backward": 1, "head": 2, "forward": 3, "embed": 3, "redundant": 3}
 STATE = Place(rank=0)
 
 

@@ -46,6 +46,7 @@ class Passes:
             "head": self._head,
             "backward": self._backward,
             "embed_backward": self._embed_backward,
+            "redundant": self._redundant,
         }
         tensor, loss = passes[work.op](seat, work, payload)
         encoded = None if tensor is None else encode(tensor, self._manifest.wire.activations)
@@ -64,10 +65,7 @@ class Passes:
     def _head(self, seat: Seat, work: Work, payload: Payload | None) -> Outcome:
         h_ND = self._decoded(seat, payload).view(-1, self._shape[-1])
         if work.evaluate:
-            with torch.no_grad():
-                targets_N = self._read(seat, work)[:, 1:].reshape(-1)
-                rows = zip(h_ND.split(HEAD_ROWS), targets_N.split(HEAD_ROWS), strict=True)
-                return None, sum(self._loss(seat, h, targets).item() for h, targets in rows)
+            return None, self._loss_of(seat, work, h_ND)
         retained = _retained(seat, work)
         assert retained.tokens is not None
         targets_N = retained.tokens[:, 1:].reshape(-1)
@@ -81,6 +79,12 @@ class Passes:
             grad.copy_(_input_gradient(part, h, None, work.accumulate))
             loss += part.item()
         return grad_ND.view(self._shape), loss
+
+    def _loss_of(self, seat: Seat, work: Work, h_ND: Tensor) -> float:
+        with torch.no_grad():
+            targets_N = self._read(seat, work)[:, 1:].reshape(-1)
+            rows = zip(h_ND.split(HEAD_ROWS), targets_N.split(HEAD_ROWS), strict=True)
+            return sum(self._loss(seat, h, targets).item() for h, targets in rows)
 
     def _embed_backward(self, seat: Seat, work: Work, payload: Payload | None) -> Outcome:
         grad_ND = self._decoded(seat, payload).view(-1, self._shape[-1])
@@ -136,6 +140,18 @@ class Passes:
             seat.accumulate_for((work.step, work.attempt))
         del seat.retained[_key(work)]
         return _input_gradient(retained.output, retained.input, grad_BTD, work.accumulate), 0.0
+
+    # --- either
+
+    def _redundant(self, seat: Seat, work: Work, payload: Payload | None) -> Outcome:
+        """What the stage's active replica makes of the same payload, thrown away."""
+        h_BTD = self._decoded(seat, payload)
+        if seat.stage == 0:
+            self._loss_of(seat, work, h_BTD.view(-1, self._shape[-1]))
+            return None, 0.0
+        with torch.no_grad(), self._autocast(seat):
+            _blocks(seat)(h_BTD)
+        return None, 0.0
 
     def _decoded(self, seat: Seat, payload: Payload | None) -> Tensor:
         assert payload is not None, "the work needs a payload"

@@ -99,6 +99,7 @@ def test_messages_failures_and_compute_are_counted(metrics: Metrics) -> None:
     assert value(metrics, "regrow_validation_loss") == 3.25
     assert value(metrics, "regrow_command_failures_total", blame="peer") == 1
     assert value(metrics, "regrow_compute_seconds_total", op="head") == 0.5
+    assert value(metrics, "regrow_computations_total", op="head") == 1
 
 
 def test_no_evaluation_yet_is_no_validation_loss(metrics: Metrics) -> None:
@@ -170,13 +171,16 @@ def test_a_neighbour_times_what_it_averaged(metrics: Metrics) -> None:
 
 
 def test_render_shows_the_status(metrics: Metrics) -> None:
-    seats = [{"stage": 1, "role": "active"}, {"stage": 0, "role": "passive"}]
+    seats = [{"stage": 1, "role": "active", "state_bytes": 12}, {"stage": 0, "role": "passive", "state_bytes": 5}]
     metrics.identify(run_id="r", peer="me")
     text, content_type = metrics.render(status={"step": 9, "phase": "training", "seats": seats})
     lines = text.decode().splitlines()
     for line in (
         "regrow_step 9.0",
         'regrow_seats{role="active"} 1.0',
+        'regrow_stage_bytes{role="active"} 12.0',
+        'regrow_stage_bytes{role="passive"} 5.0',
+        'regrow_stage_bytes{role="parked"} 0.0',
         'regrow_phase{phase="training"} 1.0',
         'regrow_phase{phase="paused"} 0.0',
         'regrow_node_info{peer="me",run_id="r"} 1.0',

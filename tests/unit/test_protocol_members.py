@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.chain import Chain
+from protocol.copies import copy_candidates
 from protocol.departure import DRAIN_S, Departure
 from protocol.digests import KEPT_STATES, Digests
 from protocol.ids import Member
@@ -16,7 +17,6 @@ from protocol.learners import PATIENCE, Learners
 from protocol.manifest import Manifest
 from protocol.membership import COPY_HEARTBEATS, MAX_STRIKES, MOVE_HEARTBEATS, Changes, Membership
 from protocol.messages import AppliedReport, Learning, Wish
-from protocol.placement import copy_candidates
 from protocol.records import Commit, Roster, Seating, StageResult
 from protocol.sizes import need_bytes
 from protocol.speeds import DEADBAND, Speeds

@@ -17,6 +17,7 @@ def add_to(app: typer.Typer) -> None:
     """Register the commands."""
     lab = typer.Typer(no_args_is_help=True, help="Measure recovery policies.")
     lab.command()(forks)
+    lab.command()(grid)
     app.add_typer(lab, name="lab", rich_help_panel=PANEL)
 
 
@@ -70,4 +71,36 @@ def forks(
     found = run(ForkOptions(work, setups, data, better, jobs, Run(run_steps, step_s, failing_stages)))
     print(found.text)
     print(json.dumps(found.told))
+    return 0
+
+
+def grid(
+    work: Annotated[
+        Path, typer.Option("--work", metavar="DIR", help="Data and results (grid.jsonl); what is there is not done again.")
+    ] = Path("lab-work"),
+    quick: Annotated[bool, typer.Option("--quick", help="A toy: two rates, one seed, a few dozen steps.")] = False,
+    plan: Annotated[
+        Path | None, typer.Option("--plan", metavar="FILE", help="Rig, target and failures. Default: those of this version.")
+    ] = None,
+    policy: Annotated[list[str] | None, typer.Option("--policy", help="Only this policy; repeatable.")] = None,
+    rate: Annotated[list[str] | None, typer.Option("--rate", help="Only at 0, 5, 10 or 16 % failures; repeatable.")] = None,
+    seed: Annotated[list[int] | None, typer.Option("--seed", help="Only this seed; repeatable.")] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="FILE", help="Text to train on. Default: State of the Union addresses.")
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes, of one thread each.")] = 2,
+    minutes: Annotated[float, typer.Option("--minutes", min=0, help="Begin no run after so many; 0 = no limit.")] = 0.0,
+) -> int:
+    """Whole runs to a target loss, by policy, rate of failures and seed: the real runtime on a virtual network.
+
+    Hours of computing: stop it with Ctrl-C or --minutes, and call it again. The last line on stdout is JSON.
+
+    Example: **regrow lab grid --quick**
+    """
+    from node.lab.grid.plan import FROZEN
+    from node.lab.grid.run import GridOptions, run_grid
+
+    picked = tuple(policy or ()), tuple(rate or ()), tuple(seed or ())
+    told = run_grid(GridOptions(work, plan or FROZEN, quick, *picked, data, jobs, 60 * minutes))
+    print(json.dumps(told))
     return 0

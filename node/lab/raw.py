@@ -25,8 +25,13 @@ def fork_name(seed: int, swapped: bool, warm: int, steps: int, stage: int, treat
     return place | {"treatment": treatment.plain()}
 
 
+def run_name(cell: Plain, plan: str, data: str) -> Plain:
+    """Of a run of the grid: its cell, and the digests of plan and data."""
+    return {"run": "grid", **cell, "plan": plan, "data": data}
+
+
 def _key(name: Plain) -> str:
-    left_out = ("losses", "norms")
+    left_out = ("losses", "norms", "outcome")
     return json.dumps({key: value for key, value in name.items() if key not in left_out}, sort_keys=True)
 
 
@@ -44,6 +49,10 @@ class Raw:
     def get(self, name: Plain) -> Plain | None:
         """What came of it, if it was done."""
         return self._found.get(_key(name))
+
+    def all(self) -> list[Plain]:
+        """Everything, in the order in which it was done."""
+        return list(self._found.values())
 
     def add(self, result: Plain) -> None:
         """One more. Raises `UnusableError(2)` where it cannot be written."""

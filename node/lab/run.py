@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from node.data.corpus import sotu_files
 from node.data.prepare import PrepareOptions
 from node.data.section import run_data
-from node.lab.crew import do_all, jobs_of
+from node.lab.crew import Boss, do_all, jobs_of
 from node.lab.derived import Run
 from node.lab.files import warm_path, write_whole
 from node.lab.raw import Plain, Raw, fork_name, reference_name
@@ -52,14 +52,7 @@ def run(options: ForkOptions) -> Outcome:
     """Measure what is not measured yet, and report all. Raises `UnusableError`."""
     began, done = time.monotonic(), 0
     measured: list[Measured] = []
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )
+    bar = progress_bar()
     files = sotu_files() if options.data is None else [options.data]
     with bar:
         for setup in options.setups:
@@ -82,6 +75,18 @@ def run(options: ForkOptions) -> Outcome:
         },
     }
     return Outcome(text, told)
+
+
+def progress_bar() -> Progress:
+    """On stderr."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
 
 
 @dataclass(slots=True)
@@ -164,7 +169,7 @@ class _Bench:
             self.num_done += 1
             self.bar.advance(task)
 
-        do_all(jobs_of(self.folder, self.setup, self.data, what, names), self.options.jobs, on_done)
+        do_all(jobs_of(self.folder, self.setup, self.data, what, names), self.options.jobs, Boss(on_done))
 
     # ---- what came of it ----
 

@@ -10,8 +10,20 @@ import json
 import signal
 import sys
 
-from node.lab.forks import Hand
+from node.lab.forks import Hand, Plain
+from node.lab.grid.hand import do_job
 from node.ports import UnusableError
+
+
+def say(answer: Plain) -> None:
+    """One line."""
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+def do(hand: Hand, job: Plain) -> Plain:
+    """Runs of the grid share nothing; forks of one run do."""
+    return do_job(job, say) if job["what"] == "grid" else hand.do(job)
 
 
 def main() -> None:
@@ -21,11 +33,10 @@ def main() -> None:
     with contextlib.suppress(BrokenPipeError):
         for line in sys.stdin:
             try:
-                answer = hand.do(json.loads(line))
+                answer = do(hand, json.loads(line))
             except UnusableError as error:
                 answer = {"unusable": str(error), "code": error.code}
-            sys.stdout.write(json.dumps(answer) + "\n")
-            sys.stdout.flush()
+            say(answer)
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ class MemoryLibrary:
             raise PeerError(peer, "it is gone")
         return self._held[peer]
 
-    async def travel(self, num_bytes: int) -> None:
-        """The time that so many bytes take."""
+    async def travel(self, stage: int, num_bytes: int, giver: PeerId, taker: PeerId) -> None:
+        """The time that so many bytes of a stage take from one to the other; none: a question, or a connection."""
         await asyncio.sleep(self.rng.uniform(0.01, 0.02) + num_bytes / self.rate)
 
 
@@ -55,37 +55,39 @@ class MemoryDonors:
     """See `node.ports.Donors`."""
 
     library: MemoryLibrary
+    me: PeerId = ""
 
     @asynccontextmanager
     async def visit(self, donor: Contact) -> AsyncIterator[Neighbour]:
         """See `Donors`."""
-        await self.library.travel(0)
+        await self.library.travel(0, 0, self.me, donor.peer)
         self.library.of(donor.peer)
-        yield _MemoryDonor(self.library, donor.peer)
+        yield _MemoryDonor(self.library, donor.peer, self.me)
 
 
 @dataclass(frozen=True, slots=True)
 class _MemoryDonor:
     library: MemoryLibrary
     peer: PeerId
+    me: PeerId
 
     async def state_range(self, stage: int, first: int, count: int) -> StateRange:
         """See `Donor`."""
-        await self.library.travel(0)
-        return await self._bring(await self.library.of(self.peer).state_range(stage, first, count))
+        await self._ask(stage)
+        return await self._bring(stage, await self.library.of(self.peer).state_range(stage, first, count))
 
     async def gradient_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
         """See `Donor`."""
-        await self.library.travel(0)
-        return await self._bring(await self.library.of(self.peer).gradient_range(stage, state_id, first, count))
+        await self._ask(stage)
+        return await self._bring(stage, await self.library.of(self.peer).gradient_range(stage, state_id, first, count))
 
     async def weights_range(self, stage: int, state_id: StateId, first: int, count: int) -> memoryview:
         """See `Neighbour`."""
-        await self.library.travel(0)
+        await self._ask(stage)
         found = await self.library.of(self.peer).vector_range(stage, state_id, "weights", first, count)
         if found is None:
             raise NotHeldError(self.peer, "does not hold that")
-        await self.library.travel(found.nbytes)
+        await self.library.travel(stage, found.nbytes, self.peer, self.me)
         self.library.of(self.peer)
         return found
 
@@ -98,12 +100,15 @@ class _MemoryDonor:
 
     async def mixed_range(self, stage: int, state_id: StateId, first: int, count: int, vectors: int) -> StateRange:
         """See `Neighbour`."""
-        await self.library.travel(0)
-        return await self._bring(await self.library.mixer(self.peer).mixed_range(stage, state_id, first, count))
+        await self._ask(stage)
+        return await self._bring(stage, await self.library.mixer(self.peer).mixed_range(stage, state_id, first, count))
 
-    async def _bring(self, found: StateRange | None) -> StateRange:
+    async def _ask(self, stage: int) -> None:
+        await self.library.travel(stage, 0, self.me, self.peer)
+
+    async def _bring(self, stage: int, found: StateRange | None) -> StateRange:
         if found is None:
             raise NotHeldError(self.peer, "does not hold that")
-        await self.library.travel(len(memoryview(found.data).cast("B")))
+        await self.library.travel(stage, len(memoryview(found.data).cast("B")), self.peer, self.me)
         self.library.of(self.peer)
         return found

@@ -184,7 +184,7 @@ class Network:
         self.num_squeezed.update(peer for peer in (sender, receiver) if peer in self._squeezed)
         up, down, earliest = self._up[sender], self._down[receiver], now
         while True:
-            sends_s, gets_s = num_bytes / self.rate(sender), num_bytes / self.rate(receiver)
+            sends_s, gets_s = self._seconds(sender, receiver, num_bytes)
             leaves = up.begins(earliest, sends_s)
             rid = leaves + sends_s
             arrives = rid + self._delay(sender, receiver)
@@ -199,6 +199,10 @@ class Network:
         arrives = max(arrives, comes + gets_s)
         down.take(comes, arrives, now)
         return Sent(rid, tuple(self._weathered(sender, receiver, arrives, payload=True)))
+
+    def _seconds(self, sender: PeerId, receiver: PeerId, num_bytes: int) -> tuple[float, float]:
+        """For how long a payload takes the sender's uplink, and the receiver's downlink."""
+        return num_bytes / self.rate(sender), num_bytes / self.rate(receiver)
 
     def _delay(self, sender: PeerId, receiver: PeerId) -> float:
         return self.latency(sender, receiver) * (1.0 + 0.25 * self._rng.random())

@@ -9,6 +9,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
+from node.checkpoints.store import CheckpointStore
 from node.holdings import Holdings
 from node.payloads import HandlePool
 from node.ports import StageExecutor
@@ -17,16 +18,21 @@ from node.sim.directory import MemoryDht, MemoryDirectory
 from node.sim.donors import MemoryDonors, MemoryLibrary
 from node.sim.loop import VirtualClock
 from node.sim.network import Network, Weather
-from node.sim.transport import MemoryNetwork, MemoryTransport
+from node.sim.transport import Charge, MemoryNetwork, MemoryTransport
 from node.transport.config import Hooks, TransportConfig
 from protocol.commands import Exit
 from protocol.events import Event
-from protocol.ids import Member
+from protocol.ids import Member, PeerId
 from protocol.manifest import Manifest
 from protocol.node_state import NodeConfig, NodeState
 from protocol.schedule import later_lr_factor
 
 END_S = 30.0
+
+
+def peer_name(index: int) -> PeerId:
+    """Of the so-manieth node."""
+    return f"peer{index:03d}"
 
 
 @dataclass(slots=True)
@@ -59,6 +65,19 @@ class SimNode:
         return [line for line in self.sink.lines if line["type"] == type_]
 
 
+@dataclass(frozen=True, slots=True)
+class Outfit:
+    """What a world has that is not as usual. `links`, `library`: instead of drawn ones; `charge`: see `MemoryNetwork`; `sink`:
+    of a node by its peer id; `store`: of all nodes, under policy `checkpoint`; `equip`: told of each node before it runs."""
+
+    links: Network | None = None
+    library: MemoryLibrary | None = None
+    charge: Charge = lambda _, num_bytes: num_bytes
+    sink: Callable[[PeerId], MemorySink] = lambda _: MemorySink()
+    store: CheckpointStore | None = None
+    equip: Callable[[PeerId, Runtime], None] = lambda *_: None
+
+
 @dataclass(slots=True)
 class MemorySwarm:
     """`wishes[i]` is the stage that node i asks for (-1: any); node 0 founds the run. `run` ends when all nodes have left;
@@ -82,21 +101,43 @@ class MemorySwarm:
     """Of every node's transport."""
     weather: Weather = field(default_factory=Weather)
     """What goes wrong on the links."""
+    outfit: Outfit = field(default_factory=Outfit)
     nodes: list[SimNode] = field(default_factory=list)
     _lives: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _runtimes: dict[str, Runtime] = field(default_factory=dict)
+    _enter: Callable[[int], None] | None = None
 
     async def run(self) -> list[SimNode]:
         """Run to the end of the manifest on the running (virtual) loop."""
-        rng = Random(self.seed)
-        network = MemoryNetwork(Network(rng, self.weather), encode=self.encode)
+        rng, outfit = Random(self.seed), self.outfit
+        links = outfit.links or Network(rng, self.weather)
+        network = MemoryNetwork(links, self.encode, outfit.charge)
         dht = MemoryDht(VirtualClock(), delay_s=0.01)
-        library = MemoryLibrary(rng, self.copy_rate)
+        library = outfit.library or MemoryLibrary(rng, self.copy_rate)
         async with asyncio.TaskGroup() as group:
-            for index, wish in enumerate(self.wishes):
-                life = self._run_node(index, wish, network, dht, library, rng)
-                self._lives[f"peer{index:03d}"] = group.create_task(life, name=f"node {index}")
+
+            def enter(index: int) -> None:
+                life = self._run_node(index, self.wishes[index], network, dht, library, rng)
+                self._lives[peer_name(index)] = group.create_task(life, name=f"node {index}")
+
+            self._enter = enter
+            for index in range(len(self.wishes)):
+                enter(index)
         return self.nodes
+
+    def join(self, wish: int) -> PeerId:
+        """One more node comes, now, while the swarm runs."""
+        assert self._enter, "the swarm runs"
+        self.wishes.append(wish)
+        self._enter(len(self.wishes) - 1)
+        return peer_name(len(self.wishes) - 1)
+
+    def halt(self) -> None:
+        """All nodes end at once, as if killed: nothing more is wanted of them."""
+        for node in self.nodes:
+            node.killed = True
+        for life in self._lives.values():
+            life.cancel()
 
     def kill(self, node: SimNode) -> None:
         """As kill -9 does: it says nothing more, and its streams break."""
@@ -112,18 +153,18 @@ class MemorySwarm:
         self, index: int, wish: int, network: MemoryNetwork, dht: MemoryDht, library: MemoryLibrary, rng: Random
     ) -> None:
         await asyncio.sleep(self.joins_at.get(index, 0.0))
-        manifest, peer = self.manifest, f"peer{index:03d}"
+        manifest, peer = self.manifest, peer_name(index)
         pool = HandlePool()
-        config = TransportConfig(manifest.run_id, peer, 1, listen=f"10.0.0.{index + 1}:1")
+        config = TransportConfig(manifest.run_id, peer, 1, listen=f"10.0.{index // 250}.{index % 250 + 1}:1")
         transport = MemoryTransport(network, config, pool, rng, self.hooks)
         member = Member(peer, 1)
         memory = self.memory_bytes.get(index, 0)
         state = NodeState(NodeConfig(manifest, member, peer, transport.address, index == 0, wish, memory))
-        node = SimNode(state, self.make_executor(index), pool, MemorySink())
+        node = SimNode(state, self.make_executor(index), pool, self.outfit.sink(peer))
         self.nodes.append(node)
         directory = MemoryDirectory(dht, peer, manifest.digest, manifest.num_stages)
-        donors = MemoryDonors(library)
-        ports = Ports(VirtualClock(), directory, transport, node.executor, pool, node.sink, donors)
+        donors = MemoryDonors(library, peer)
+        ports = Ports(VirtualClock(), directory, transport, node.executor, pool, node.sink, donors, self.outfit.store)
         later = partial(later_lr_factor, manifest.recovery)
         holdings = Holdings(lambda: state.bench.seats, node.executor, later)
 
@@ -133,6 +174,7 @@ class MemorySwarm:
                 self.watch(node, event)
 
         runtime = self._runtimes[peer] = Runtime(ports, state, observers=Observers(on_event))
+        self.outfit.equip(peer, runtime)
         library.add(peer, holdings, runtime.mixer)
         node.exit = await self._live(node, runtime)
         library.remove(peer)

@@ -28,6 +28,8 @@ from protocol.messages import Heartbeat, Message, PayloadHeader
 
 LOOK_AGAIN_S = 0.05
 _NO_HOOKS = Hooks()
+Charge = Callable[[PayloadHeader, int], int]
+"""Bytes of a payload here -> what the links carry for it, where the tensors are small and the clock is that of large ones."""
 MESSAGE_BYTES = 64
 """What a message counts for where nothing is encoded."""
 
@@ -48,9 +50,10 @@ class _Link:
 class MemoryNetwork:
     """All transports of one simulated world. With `encode`, messages pass through protobuf as on a real wire."""
 
-    def __init__(self, links: Network, encode: bool = False) -> None:
+    def __init__(self, links: Network, encode: bool = False, charge: Charge = lambda _, num_bytes: num_bytes) -> None:
         self.links = links
         self.encode = encode
+        self.charge = charge
         self._at: dict[str, MemoryTransport] = {}
         self._lost: set[str] = set()
         self._last_port = 0
@@ -296,7 +299,7 @@ class MemoryTransport:
             if self._loop.time() >= patience:
                 raise PeerError(peer, f"took no bytes for {self._config.progress_s:g} s")
             await self._until(self._loop.time() + LOOK_AGAIN_S, peer, broken)
-        num_bytes = payload.data.nbytes
+        num_bytes = self._network.charge(header, payload.data.nbytes)
         now, patience_s = self._loop.time(), self._config.progress_s
         sent = self._network.links.payload(self._config.peer, peer, now, num_bytes, patience_s)
         await self._until(sent.at, peer, broken)
@@ -372,7 +375,7 @@ class MemoryTransport:
         if self._is_unfit(sender, partial(self.take_payload, sender, header, payload)):
             return
         self._arrivals.note(sender.peer)
-        self._hooks.on_bytes(kind_of(header), "in", payload.data.nbytes)
+        self._hooks.on_bytes(kind_of(header), "in", self._network.charge(header, payload.data.nbytes))
         self._arrivals.payload(sender.peer, header, payload)
 
     def _is_unfit(self, sender: TransportConfig, arrive: Callable[[], None]) -> bool:

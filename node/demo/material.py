@@ -40,7 +40,7 @@ def manifest_for(options: DemoOptions, data: DataSection, vocab_size: int, folde
         "recovery.newcomer_wait_s=0.0",
         f"optimizer.warmup_steps={min(WARMUP_STEPS, steps - 1)}",
     ]
-    if options.policy != "checkpoint" and any(word.startswith("0@") for word in options.kill):
+    if options.policy not in ("checkpoint", "redundant") and any(word.startswith("0@") for word in options.kill):
         changes.append("recovery.embedding_copies=2")  # Whatever the policy keeps by itself: stage 0 comes back from a copy.
     if options.policy == "checkpoint":
         changes += [f"recovery.checkpoint_every={SAVE_EVERY}", f"recovery.checkpoint_store={(folder / 'saved').resolve()}"]

@@ -25,6 +25,8 @@ from protocol.manifest import from_mapping
 Kind = Literal["join", "leave", "kill", "restart", "freeze"]
 KINDS: tuple[Kind, ...] = ("join", "join", "leave", "kill", "restart", "freeze")
 DISTURBANCES = 10
+DOUBLING = 0.15
+"""Part of all swarms whose policy is `redundant`."""
 SLOW_BYTES_S = (1e6, 4e6)
 PATIENCE_S = 240.0
 """A newcomer that comes too late for the hold of a step waits ten times as long for the next one (`protocol.learners`)."""
@@ -61,6 +63,8 @@ class Churn(Life[Lived]):
     def _data(self, rng: random.Random, stages: int) -> dict[str, Any]:
         data = a_manifest(rng, stages, 2, 10_000, self.seed)
         data["batch"]["global_samples"] = rng.randint(6, 12)
+        if random.Random(f"doubles {self.seed}").random() < DOUBLING:  # of its own: other seeds stay what they are
+            data["recovery"] = {"policy": "redundant"}
         return data
 
     def _spec(self, peer: str, founder: bool, stage: int) -> NodeSpec:

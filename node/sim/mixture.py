@@ -18,6 +18,8 @@ MIN_NODES, USUAL_NODES, MOST_NODES = 4, 32, 1000
 MAX_STAGES = 17
 SAVING = 0.1
 """Part of all swarms whose policy is `checkpoint`."""
+DOUBLING = 0.1
+"""Part of the others whose policy is `redundant`."""
 DRIFT = 2e-4
 SKEW_S = 3.0
 
@@ -102,6 +104,8 @@ class Mixture:
         if saves.random() < SAVING:
             every = saves.choice((1, 2, 5))
             data["recovery"] |= {"policy": "checkpoint", "checkpoint_every": every, "checkpoint_store": "/store"}
+        elif random.Random(f"doubles {self.options.seed}").random() < DOUBLING:
+            data["recovery"] |= {"policy": "redundant", "embedding_copies": 0}
         data["timing"] |= {
             "fork_after_s": rng.choice((6.0, 20.0)),
             "leave_notice_s": 15.0,

@@ -64,9 +64,14 @@ class Redundant(Life[Kept]):
         """The swarm."""
         return f"{self.num_stages} stages, {self.num_replicas} replicas of each"
 
+    def calm(self, step: int) -> None:
+        """Nothing happens until this step is committed."""
+        if not self.world.nodes:
+            self._boot(3.0)
+        self._until(step, START_S, "does not start")
+
     def _run(self) -> Kept:
-        self._boot(3.0)
-        self._until(STEPS, START_S, "does not start")
+        self.calm(STEPS)
         num_lost = 0
         for _ in range(self.rng.randint(*LOSSES)):
             require(self.world.run(self._is_covered, PATIENCE_S), f"no copy of each stage: {self._situation()}")

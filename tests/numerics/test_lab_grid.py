@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from node.lab.grid.charged import work_s
 from node.lab.grid.draw import QUICK, plan_of
 from node.lab.grid.plan import Failure, Plan, Schedule, Shape
 from node.lab.grid.policies import ROWS, Cell
 from node.lab.grid.world import Play
 from node.lab.pipeline import Pipeline
+from protocol.commands import Work
 from protocol.manifest import DataSection
 from tests.numerics.harness import RandomTokens
 
@@ -94,6 +96,19 @@ def test_stage_0_comes_back_from_an_embedding_copy_with_nothing_lost() -> None:
     assert {"lost", "promoted", "took_over"} <= set(types_of(outcome))
     assert "rebuild" not in types_of(outcome)
     assert struck.losses == calm.losses
+
+
+def test_with_copies_of_all_stages_nothing_is_lost_and_every_step_takes_longer() -> None:
+    _, once = play(a_plan(steps=7), "none", rate="0")
+    calm, twice = play(a_plan(steps=7), "redundant", rate="0")
+    rig = a_plan().rig
+    forward_s = rig.num_microbatches * work_s(rig, Work("redundant", 1, 1, 1, 0))
+    assert twice["hours"] - once["hours"] > 7 * forward_s / 3600, "at least one stage's passes more, in each step"
+    struck, outcome = play(a_plan((3, 3), (0, 5), steps=7), "redundant")
+    assert outcome["executed"] == 7, outcome
+    assert {"lost", "promoted"} <= set(types_of(outcome)) and "rebuild" not in types_of(outcome)
+    assert struck.losses[:3] == calm.losses[:3]
+    assert struck.losses == pytest.approx(calm.losses, abs=SAME), "a sum is rounded to bf16 where a copy takes part in it"
 
 
 def test_a_run_ends_at_its_target() -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from node.sim.churn import DISTURBANCES, KINDS, live_through
+from node.sim.churn import DISTURBANCES, KINDS, Churn, live_through
 from node.sim.machine import BrokenError
 
 SEEDS = range(24)
@@ -42,6 +42,11 @@ def check_counts(counts: Counter[str], num_seeds: int) -> None:
     assert counts["churn copies"] > counts["churn join"], "newcomers copy at least one state each"
     for what in ("sums", "shares", "states", "quorums"):
         assert counts[f"churn {what}"] > counts["commits"], f"the invariants hardly looked at {what}"
+
+
+def test_some_of_these_swarms_hold_everything_twice() -> None:
+    policies = Counter(Churn(seed).manifest.recovery.policy for seed in SEEDS)
+    assert policies["redundant"] >= 2 and len(policies) > 2
 
 
 @pytest.mark.timeout(150)

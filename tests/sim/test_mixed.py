@@ -90,7 +90,13 @@ def test_the_mixtures_are_as_different_as_they_should_be() -> None:
     assert min(sizes) < 6
     assert max(sizes) > 25
     assert {count for mixture in mixtures for count in mixture.replicas} == {1, 2, 3}
-    assert {mixture.manifest.recovery.policy for mixture in mixtures} == {"none", "checkfree", "checkfree_plus", "checkpoint"}
+    assert {mixture.manifest.recovery.policy for mixture in mixtures} == {
+        "none",
+        "checkfree",
+        "checkfree_plus",
+        "checkpoint",
+        "redundant",
+    }
     assert {mishap.kind for mixture in mixtures for mishap in mixture.plan} == set(MISHAPS)
     assert len({spec.drift for mixture in mixtures for spec in mixture.specs}) > len(mixtures)
 

@@ -4,13 +4,17 @@ and are copied again; none is rebuilt (the invariants hold after every event).""
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from node.sim.machine import BrokenError
+from node.sim.nodes import NodeSpec
 from node.sim.redundancy import Redundant
 
 SEEDS = range(12)
+WARM, STEPS = 3, 12
 MORE_SEEDS = range(1000, 1060)
 
 
@@ -35,6 +39,41 @@ def check(counts: Counter[str], num_seeds: int) -> None:
     assert counts["left"] and counts["joined"] and counts["at once"]
     assert counts["passed twice"] >= 100 * num_seeds
     assert not counts["rebuilds"] and not counts["recovery"]
+
+
+class Busy(Redundant):
+    """Slow machines and many microbatches: what is computed is most of a step."""
+
+    policy = "redundant"
+
+    def _data(self) -> dict[str, Any]:
+        data = super()._data()
+        data["batch"] |= {"global_samples": 24, "max_in_flight": 0}
+        return data | {"recovery": {"policy": self.policy}}
+
+    def _spec(self, peer: str, founder: bool, stage: int) -> NodeSpec:
+        return replace(super()._spec(peer, founder, stage), unit_s=0.1)
+
+
+class Single(Busy):
+    """The same swarm without copies."""
+
+    policy = "none"
+
+
+def seconds(life: Redundant) -> float:
+    """What undisturbed steps take."""
+    life.calm(WARM)
+    began = life.world.now
+    life.calm(WARM + STEPS)
+    return life.world.now - began
+
+
+def test_the_pass_that_is_run_twice_is_in_the_time_of_a_step() -> None:
+    """Forward and backward take 1 and 2, so three become four where a stage's work is what a step waits for."""
+    ratios = [seconds(Busy(seed)) / seconds(Single(seed)) for seed in range(3)]
+    print([f"{ratio:.2f}" for ratio in ratios])
+    assert all(1.1 < ratio < 1.4 for ratio in ratios), ratios
 
 
 @pytest.mark.timeout(240)

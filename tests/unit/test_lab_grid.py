@@ -164,6 +164,8 @@ def test_a_pass_takes_what_the_large_layers_take() -> None:
     assert both == pytest.approx(0.055 * 4 * 21)
     assert work_s(RIG, Work("head", 0, 1, 1, 0)) == 3 * work_s(RIG, Work("head", 0, 1, 0, 0, evaluate=True))
     assert work_s(RIG, Work("embed", 0, 1, 1, 0)) == 0.0
+    assert work_s(RIG, Work("redundant", 1, 1, 1, 0)) == work_s(RIG, Work("forward", 1, 1, 1, 0))
+    assert work_s(RIG, Work("redundant", 0, 1, 1, 0)) == work_s(RIG, Work("head", 0, 1, 0, 0, evaluate=True))
 
 
 @pytest.mark.parametrize(

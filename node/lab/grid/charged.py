@@ -20,14 +20,14 @@ FORWARD = 1 / 3
 
 
 def work_s(rig: Rig, work: Work) -> float:
-    """What one microbatch takes. The embedding takes nothing."""
+    """What one microbatch takes. The embedding takes nothing; of stage 0 it is the head that is run twice."""
     samples = rig.large.samples / rig.num_microbatches
     if work.op in ("embed", "embed_backward"):
         return 0.0
     if work.op == "head":
         return rig.layer_s * rig.head_layers * samples * (FORWARD if work.evaluate else 1.0)
-    share = FORWARD if work.op == "forward" else 1.0 - FORWARD
-    return rig.layer_s * rig.large.layers_per_stage * samples * share
+    share = FORWARD if work.op in ("forward", "redundant") else 1.0 - FORWARD
+    return rig.layer_s * (rig.large.layers_per_stage if work.stage else rig.head_layers) * samples * share
 
 
 @dataclass(slots=True)

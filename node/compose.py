@@ -184,7 +184,8 @@ class _Node:
         tokens.open()
         if not manifest.local and only_by_path(manifest.data):
             self._screen.line(NO_OWNER)
-        if manifest.recovery.rebuilds and not manifest.recovery.embedding_copies and not manifest.redundant:
+        kept = manifest.recovery.embedding_copies or manifest.redundant or manifest.keeps_shadows
+        if manifest.recovery.rebuilds and not kept:
             self._screen.line(NO_COPY)
         past = Past(home.store, manifest.digest)
         run = Run(manifest.run_id, manifest.digest, past, ticket, (), manifest.local, founder=not past.has_begun())

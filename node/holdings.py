@@ -10,6 +10,8 @@ from protocol.events import Applied, Event, Learned, SeatCreated
 from protocol.ids import StateId
 from protocol.seat import Seat, SeatPhase, SeatState
 
+READS = 2
+"""Of weights alone: an update may come while they are read."""
 REMEMBERED = 8
 """States of a stage, the last ones, whose age can be told."""
 
@@ -52,6 +54,19 @@ class Holdings:
         age, data = await self._executor.export_state(stage, first, count)
         facts = self._facts.get(stage, {}).get(age)
         return StateRange(facts, data) if facts and self._gives(stage, first, count) else None
+
+    async def shadow_range(self, stage: int, first: int, count: int, with_moments: bool) -> StateRange | None:
+        """As `state_range`; weights alone where the moments are not wanted."""
+        if with_moments:
+            return await self.state_range(stage, first, count)
+        for _ in range(READS):
+            seat = self._seats().get(stage)
+            state_id = seat.state.state_id if seat else ""
+            data = await self.vector_range(stage, state_id, "weights", first, count)
+            facts = next((f for f in self._facts.get(stage, {}).values() if f.state_id == state_id), None)
+            if data is not None and facts is not None:
+                return StateRange(facts, data)
+        return None
 
     async def gradient_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange | None:
         """A range of the reduced gradient whose update led to `state_id`; None where it is not kept."""

@@ -79,6 +79,8 @@ class Means:
     """Of an element that is fetched; weights without moments are of a state whose moments are zero."""
     rank: Callable[[PeerId], Rank] = lambda _peer: as_it_comes
     """Which ranges a donor is asked for first."""
+    digest: str = ""
+    """Which the state has to have, where the record that made it says so."""
 
 
 @dataclass(slots=True)
@@ -324,6 +326,8 @@ class Learner:
             info = await self.means.executor.adopted(self.stage, facts.optimizer_age)
             if states:
                 self._start_over(f"donors differ on what state {head[:8]} is")
+            elif self.means.digest not in ("", info.digest):
+                self._start_over(f"what came is not what was decided to be {head[:8]}: its digest is another")
             elif not self.means.is_new and set(self._told.get(head, {}).values()) != {info.digest}:
                 self._start_over(f"what came is not state {head[:8]} as its donors tell it: its digest is another")
             else:

@@ -101,6 +101,8 @@ class Metrics:
         self._stage_bytes = Gauge("regrow_stage_bytes", "Weights and moments of the stages held.", ["role"], registry=on)
         self._peers = Gauge("regrow_peers", "Peers with a stream: heard, or silent for a lapse.", ["state"], registry=on)
         self._saved_bytes = Counter("regrow_checkpoint_bytes", "Size of the stages that were saved.", registry=on)
+        self._shadow_bytes = Counter("regrow_shadow_bytes", "Received of what is kept of another stage.", registry=on)
+        self._shadow_age = Gauge("regrow_shadow_age_steps", "How far behind its oldest chunk was when told of.", registry=on)
         self._compute = Counter("regrow_compute_seconds", "Time spent computing.", ["op"], registry=on)
         self._computed = Counter("regrow_computations", "Passes of a microbatch that ended.", ["op"], registry=on)
         self._failures = Counter("regrow_command_failures", "Work that somebody else's fault ended.", ["blame"], registry=on)
@@ -237,8 +239,15 @@ class Metrics:
                 self._notes[type_].inc(sum(len(members_of(bits)) for bits in fields.get("to", {}).values()))
             case _ if type_ in self._notes:
                 self._notes[type_].inc()
-                if type_ == "saved":
-                    self._saved_bytes.inc(max(0, int(fields.get("bytes", 0))))
+                self._observe_kept(type_, fields)
+
+    def _observe_kept(self, type_: str, fields: Mapping[str, Any]) -> None:
+        """What is saved, or kept of another stage."""
+        if type_ == "saved":
+            self._saved_bytes.inc(max(0, int(fields.get("bytes", 0))))
+        elif type_ == "shadow":
+            self._shadow_bytes.inc(max(0, int(fields.get("bytes", 0))))
+            self._shadow_age.set(int(fields.get("step", 0)) - int(fields.get("oldest_step", 0)))
 
     def _observe_loss(self, fields: Mapping[str, Any]) -> None:
         step = int(fields.get("step", 0))
@@ -270,6 +279,7 @@ _NOTED = {
     "forked": ("forks", "Lineages forked."),
     "refused": ("refusals", "Reports of peers refused."),
     "saved": ("checkpoints", "Stages saved (policy checkpoint)."),
+    "shadow": ("shadow_rounds", "Times that all that is kept of another stage was newer than before."),
     "save_failed": ("checkpoint_failures", "Stages that could not be saved."),
     "rolled_back": ("rollbacks", "Times that everybody went back to what was saved."),
     "restore_failed": ("restore_failures", "Saved stages that could not be read back."),

@@ -20,7 +20,7 @@ from protocol.ids import PeerId, StateId
 from protocol.messages import Contact
 from protocol.node_state import NodeState
 from protocol.recipes import moment_shares
-from protocol.records import Rebuild, Source
+from protocol.records import Rebuild, Shadow, Source
 from protocol.replays import Replay
 from protocol.sizes import stage_parameters
 
@@ -34,6 +34,8 @@ class Mixer:
     neighbours: Neighbours
     clock: Clock
     range_elements: int = COPY_ELEMENTS
+    kept: Callable[[int, Shadow, int, int], bytes | None] = lambda *_: None
+    """Elements of a shadow that this node keeps."""
     _aheads: dict[int, Ahead] = field(default_factory=dict)
     _failures: dict[PeerId, int] = field(default_factory=dict)
 
@@ -110,6 +112,10 @@ class Mixer:
         rebuild = self._rebuild(stage, state_id)
         if rebuild is None or not 0 <= first < first + count <= self._num_elements(stage):
             return None
+        if rebuild.shadow:
+            data, shadow = self.kept(stage, rebuild.shadow, first, count), rebuild.shadow
+            facts = facts_of(rebuild, state_id, shadow.lr_factor, shadow.optimizer_age)
+            return None if data is None else StateRange(facts, data)
         if not any(self._holds(source) for source in rebuild.sources):
             return None
         ahead, mixed = self._aheads.get(stage), None
@@ -188,17 +194,23 @@ def contacts_of_stage(state: NodeState, stage: int) -> list[Contact]:
 
 @dataclass(frozen=True, slots=True)
 class RebuildSyllabus:
-    """`node.learning.Syllabus` of one who makes a lost stage: its donors are all that hold a source, itself included."""
+    """`node.learning.Syllabus` of one who makes a lost stage: its donors are all that hold a source, or who keeps its shadow,
+    itself included."""
 
     state: NodeState
     stage: int
     state_id: StateId
     sources: tuple[Source, ...]
     range_elements: int = COPY_ELEMENTS
+    keeper: PeerId = ""
+    """Of the shadow; '' = it is made of the sources."""
 
     def donors(self, _stage: int) -> tuple[Contact, ...]:
         """Those that can mix, averagers first."""
         me, chain = self.state.config.member.peer, self.state.chain
+        if self.keeper:
+            address = self.state.bench.addresses.get(self.keeper, "")
+            return (Contact(self.keeper, address),) if address or self.keeper == me else ()
         found = {c.peer: c for source in self.sources for c in contacts_of_stage(self.state, source.stage)}
         others = [source.stage for source in self.sources if source.stage != self.stage]
         if any(s.member.peer == me for stage in others for s in chain.holders(stage)):
@@ -236,15 +248,16 @@ class MixedDonors:
     mixer: Mixer
     me: PeerId
     state_id: StateId
+    vectors: int
 
     @asynccontextmanager
     async def visit(self, donor: Contact) -> AsyncIterator[Donor]:
         """See `Donors`; this node itself needs no connection."""
         if donor.peer == self.me:
-            yield _Mixed(self._own_range, self.state_id, self.mixer.vectors)
+            yield _Mixed(self._own_range, self.state_id, self.vectors)
             return
         async with self.neighbours.visit(donor) as neighbour:
-            yield _Mixed(neighbour.mixed_range, self.state_id, self.mixer.vectors)
+            yield _Mixed(neighbour.mixed_range, self.state_id, self.vectors)
 
     async def _own_range(self, stage: int, state_id: StateId, first: int, count: int, _vectors: int) -> StateRange:
         found = await self.mixer.mixed_range(stage, state_id, first, count)

@@ -313,6 +313,10 @@ class Neighbour(Donor, Protocol):
     async def state_of(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
         """As `state_range`, of exactly `state_id`."""
 
+    async def shadow_range(self, stage: int, first: int, count: int, num_words: int) -> StateRange:
+        """At most `RANGE_ELEMENTS` elements of whatever state the node holds when it reads them, as a shadow has them
+        (`node.halves`): so many words of 4 bytes."""
+
     async def mixed_range(self, stage: int, state_id: StateId, first: int, count: int, vectors: int) -> StateRange:
         """At most `RANGE_ELEMENTS` elements of a lost stage, mixed there as the decided rebuild to `state_id` says: its weights
         (`vectors` 1), or its whole state (3)."""

@@ -25,6 +25,7 @@ from node.ports import (
 from node.range_book import WEIGHT_BYTES
 from node.reduce import Reducer
 from node.savings import Savings
+from node.shadows import Shadowing
 from node.syllabus import ChainSyllabus
 from node.world import Observers, Ports
 from protocol.commands import (
@@ -34,10 +35,12 @@ from protocol.commands import (
     CreateSeat,
     Discard,
     DropSeat,
+    DropShadow,
     Exit,
     GoOn,
     Introduce,
     KeepGradients,
+    KeepShadow,
     Learn,
     MixAhead,
     Note,
@@ -48,6 +51,7 @@ from protocol.commands import (
     Restore,
     Save,
     Say,
+    SealShadow,
     SendMessage,
     SendPayload,
     StopLearning,
@@ -104,6 +108,7 @@ class Runtime:
     _learners: dict[int, Learner] = field(default_factory=dict)
     mixer: Mixer = field(init=False)
     savings: Savings = field(init=False)
+    shadowing: Shadowing = field(init=False)
     _mixing: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     _head: RecordId = ""
     _do: dict[type, Callable[[Any], object]] = field(default_factory=dict)
@@ -114,7 +119,8 @@ class Runtime:
         ports, config = self.ports, self.state.config
         patience_s = config.manifest.timing.first_microbatch_s
         self._reducer = Reducer(config.member.peer, ports.transport, ports.executor, ports.pool, patience_s)
-        self.mixer = Mixer(self.state, ports.executor, ports.donors, ports.clock)
+        self.shadowing = Shadowing(self.state, ports.donors, ports.clock, self.dispatch, self._note, self._spawn)
+        self.mixer = Mixer(self.state, ports.executor, ports.donors, ports.clock, kept=self.shadowing.part_of)
         self.savings = Savings(config.manifest, ports.executor, ports.store, ports.clock, self.dispatch, self._reducer.seat)
         self._do = self._table()
 
@@ -158,6 +164,7 @@ class Runtime:
             for learner in self._learners.values():
                 learner.wake()
             self.mixer.wake()
+            self.shadowing.wake()
 
     def _table(self) -> dict[type, Callable[[Any], object]]:
         ports = self.ports
@@ -173,6 +180,7 @@ class Runtime:
             Save: lambda c: self._spawn(self.savings.save(c), f"save stage {c.stage} after step {c.step}"),
             Survey: lambda c: self._spawn(self.savings.survey(c), "look what is saved"),
             Restore: self._restore,
+            **dict.fromkeys((KeepShadow, SealShadow, DropShadow), self.shadowing.do),
             MixAhead: self._mix_ahead,
             StopMixing: lambda c: self._stop_mixing(c.stage),
             StopLearning: lambda c: self._stop_learning(c.stage),
@@ -351,14 +359,18 @@ class Runtime:
         self._learning[command.stage] = self._spawn(self._make(command), f"rebuild stage {command.stage}")
 
     async def _make(self, command: Regrow) -> None:
-        """Make a lost stage of its neighbours' weights, a copy whose donors mix; or of nobody's."""
-        if not command.sources:
+        """Make a lost stage of its neighbours' weights, a copy whose donors mix; or of what its keeper has; or of nobody's."""
+        shadow = command.shadow
+        if not command.sources and shadow is None:
             await self._draw(command)
             return
         ports, stage, state_id = self.ports, command.stage, command.state_id
-        donors = MixedDonors(ports.donors, self.mixer, self.state.config.member.peer, state_id)
-        syllabus = RebuildSyllabus(self.state, stage, state_id, command.sources)
-        means = Means(donors, ports.executor, syllabus, ports.clock, True, WEIGHT_BYTES * self.mixer.vectors, syllabus.rank)
+        vectors = self.shadowing.vectors if shadow else self.mixer.vectors
+        donors = MixedDonors(ports.donors, self.mixer, self.state.config.member.peer, state_id, vectors)
+        keeper, digest = (shadow.keeper.peer, shadow.digest) if shadow else ("", "")
+        syllabus = RebuildSyllabus(self.state, stage, state_id, command.sources, keeper=keeper)
+        state_bytes = WEIGHT_BYTES * vectors
+        means = Means(donors, ports.executor, syllabus, ports.clock, True, state_bytes, syllabus.rank, digest)
         await self._fill(stage, means)
 
     async def _draw(self, c: Regrow) -> None:
@@ -387,9 +399,11 @@ class Runtime:
 
     def _note_averaged(self, command: MixAhead, ahead: Ahead, seconds: float) -> None:
         shares = {"part": command.part, "parts": command.parts, "bytes": sum(x.num_bytes for x in ahead.ready.values())}
-        note = Note("averaged", {"stage": command.stage, "step": self.state.chain.step, "average_s": seconds} | shares)
-        self.observers.on_command(note)
-        self.ports.sink.note(note.type, note.fields)
+        self._note("averaged", {"stage": command.stage, "step": self.state.chain.step, "average_s": seconds} | shares)
+
+    def _note(self, type_: str, fields: dict[str, Any]) -> None:
+        self.observers.on_command(Note(type_, fields))
+        self.ports.sink.note(type_, fields)
 
     def _stop_mixing(self, stage: int) -> None:
         self._mixing.pop(stage).cancel()

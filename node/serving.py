@@ -12,6 +12,7 @@ from node.holdings import Holdings
 from node.http import Weights
 from node.mixing import Mixer
 from node.ports import StageExecutor, StateRange, UnusableError
+from node.shadows import shadow_form
 from node.transport.config import FetchRequest, HeldStage, Library
 from protocol.events import Event
 from protocol.manifest import Manifest
@@ -83,8 +84,19 @@ class Shelf:
             return await self._holdings.gradient_range(stage, request.state_id, first, count)
         if request.section == "mixed":
             return await self._mixer.mixed_range(stage, request.state_id, first, count) if self._mixer else None
+        if request.section == "shadow":
+            return await self._shadow(stage, first, count)
         found = await self._holdings.state_range(stage, first, count)
         return found if found and request.state_id in ("", found.facts.state_id) else None
+
+    async def _shadow(self, stage: int, first: int, count: int) -> StateRange | None:
+        """For who keeps a shadow of a stage of this node."""
+        assert self._holdings and self._manifest, "somebody reads of a running node"
+        rules = self._manifest.recovery
+        if not self._manifest.keeps_shadows:
+            return None
+        found = await self._holdings.shadow_range(stage, first, count, rules.shadow_moments)
+        return StateRange(found.facts, shadow_form(found, rules)) if found else None
 
     def _settled_seat(self, stage: int) -> Seat | None:
         seat = self._seats().get(stage)

@@ -40,8 +40,8 @@ def sources_of(stage: int, chain: Chain, manifest: Manifest) -> tuple[Source, ..
     rebuild = chain.rebuilds.get(stage)
     if chain.holders(stage):
         return rebuild.sources if rebuild else ()
-    if not manifest.recovery.rebuilds or not chain.step:
-        return ()
+    if not manifest.recovery.rebuilds or not chain.step or manifest.keeps_shadows:
+        return ()  # what is restored of a shadow is not mixed, and it is not known yet whether there is one
     whole = [s for s in range(manifest.num_stages) if chain.holders(s) and s not in chain.rebuilds]
     weights = weights_of(chain.squared_norms, manifest.batch.tokens_per_step, manifest)
     return recipe(stage, whole, chain.state_ids, weights, manifest).sources

@@ -19,6 +19,7 @@ from protocol.records import (
     Rollback,
     Roster,
     Seating,
+    Shadow,
     Share,
     Source,
     genesis_id,
@@ -31,6 +32,7 @@ from protocol.rollback import rollback_misfit, saves_after, with_point
 from protocol.rungs import Regain, regained
 from protocol.schedule import gradient_norm
 from protocol.seats import Seats
+from protocol.shadow_ledger import shadow_misfit
 
 MAX_VOTERS = 7
 KEPT_RECORDS = 64
@@ -114,13 +116,15 @@ class Chain:
         stage = rebuild.stage
         if self._manifest.recovery.policy == "checkpoint":
             return "under policy checkpoint no stage is made of others"
-        makeable = range(0 if is_older_copy(rebuild) else 1, self._manifest.num_stages)
+        makeable = range(0 if is_older_copy(rebuild) or rebuild.shadow else 1, self._manifest.num_stages)
         if stage not in makeable or rebuild.generation != self.generations[stage] + 1:
             return f"it makes generation {rebuild.generation} of stage {stage}"
         made = [s for s in rebuild.joins if (s.stage, s.role, s.generation) == (stage, "active", rebuild.generation)]
         if not made or (len(made) < len(rebuild.joins) and not is_weights_alone(rebuild)):
             return f"it does not seat active replicas of stage {stage}, generation {rebuild.generation}"
-        if is_older_copy(rebuild):
+        if rebuild.shadow:
+            wrong = self._shadow_fits(rebuild, rebuild.shadow)
+        elif is_older_copy(rebuild):
             wrong = self._older_fits(rebuild)
         else:
             wrong = self._givers_fit(rebuild) if is_weights_alone(rebuild) else self._sources_fit(rebuild)
@@ -138,6 +142,14 @@ class Chain:
         known = list(self.past)[-most:]
         is_known = any(past.parents[stage] == source.state_id for past in known)
         return "" if is_known or len(known) < min(most, self.step) else f"stage {stage} had no such state: {source}"
+
+    def _shadow_fits(self, rebuild: Rebuild, shadow: Shadow) -> str:
+        """Is it kept by somebody on the roster, of steps close enough, and is nothing better left of the stage?"""
+        if not self._manifest.keeps_shadows or rebuild.sources or not self.is_seated(shadow.keeper):
+            return f"stage {rebuild.stage} is not restored of a shadow at {shadow.keeper.peer[-8:]}"
+        if self.holders(rebuild.stage) and rebuild.stage not in self.rebuilds:
+            return f"stage {rebuild.stage} has holders"
+        return shadow_misfit(shadow, self.step, self._manifest.recovery.shadow_every)
 
     def _givers_fit(self, rebuild: Rebuild) -> str:
         """Do those give the stage's own weights that hold them now?"""

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from protocol.ids import Ballot, Member, PeerId, RecordId, StateId
 from protocol.messages import Message, PipeHeader
-from protocol.records import Role, Source
+from protocol.records import Role, Shadow, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,34 @@ class Regrow:
     generation: int
     sources: tuple[Source, ...]
     lr_factor: float
+    shadow: Shadow | None = None
+    """It is restored of this, and of no sources."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepShadow:
+    """Keep a shadow of a stage that another node holds, chunk by chunk within the share of the link that the manifest allows;
+    one of an older generation is given up. Ends with DropShadow; SealShadow interrupts it."""
+
+    stage: int
+    generation: int
+    as_of: int = -1
+    """What is sealed was taken over whole: it is what the stage was at this step, in this generation. -1: it was not."""
+
+
+@dataclass(frozen=True, slots=True)
+class SealShadow:
+    """The stage has no holder any more: what is kept of it stays as it is, and is given to whom a decided Rebuild seats.
+    Outcome: ShadowSealed."""
+
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropShadow:
+    """It is of no use any more."""
+
+    stage: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +321,9 @@ Command = (
     | Learn
     | Regrow
     | GoOn
+    | KeepShadow
+    | SealShadow
+    | DropShadow
     | Save
     | Restore
     | Survey

@@ -5,6 +5,7 @@ that it kept when the swarm took it off the roster, or when it gave up its linea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from protocol.chain import Chain
 from protocol.commands import (
@@ -20,7 +21,7 @@ from protocol.commands import (
     Say,
     StopLearning,
 )
-from protocol.events import Applied, Learned, LearningGoesOn, RestoreFailed, SeatCreated
+from protocol.events import Applied, Learned, LearningGoesOn, RestoreFailed, Saved, SeatCreated
 from protocol.ids import Ballot, PeerId, StateId, initial_state_id
 from protocol.manifest import Manifest
 from protocol.messages import Kept, Learning, Message
@@ -30,6 +31,7 @@ from protocol.rungs import Rung
 from protocol.saving import Saving
 from protocol.schedule import later_lr_factor
 from protocol.seat import Seat, SeatPhase, SeatState
+from protocol.shadows import told_of
 
 REST_HEARTBEATS = 2.0
 """Beyond a lapse: until then a loss that nobody knew of when the seat was granted is on the roster."""
@@ -55,6 +57,11 @@ class Custody:
         self._emit, self._tell_leader = emit, tell
         self._kept: dict[int, Seat] = {}
         self.saving = Saving(me, chain, emit)
+        self.facts: dict[type, Callable[[Any, float], None]] = {
+            Saved: lambda event, _: self.saving.saved(event),
+            RestoreFailed: lambda event, _: self.not_restored(event),
+        }
+        """What is done about events that concern nobody else."""
         self._at_rest: dict[int, float | None] = {}
         """Stages that this node is to learn, of which it has kept a whole state: that may soon be all that is left of them. It
         copies nothing over it before a step is committed, or (if it is not the newest) before this time; None: not set yet."""
@@ -116,12 +123,12 @@ class Custody:
             return
         self.forget_kept(stage)
         manifest = self._manifest
-        state = SeatState(stage, join.role, rebuild.generation, "", lr_factor=manifest.recovery.lr_factor)
-        state.provenance = {
-            "rung": "recovery",
-            "sources": [{"stage": s.stage, "state_id": s.state_id, "coefficient": s.coefficient} for s in rebuild.sources],
-            "step": rebuild.step,
-        }
+        shadow = rebuild.shadow
+        lr_factor = shadow.lr_factor if shadow else manifest.recovery.lr_factor
+        state = SeatState(stage, join.role, rebuild.generation, "", lr_factor=lr_factor)
+        sources = [{"stage": s.stage, "state_id": s.state_id, "coefficient": s.coefficient} for s in rebuild.sources]
+        how = {"rung": "shadow"} | told_of(shadow) if shadow else {"rung": "recovery", "sources": sources}
+        state.provenance = how | {"step": rebuild.step}
         seat = Seat(state, self._me, manifest.max_in_flight, manifest.batch.tokens_per_microbatch)
         seat.phase = SeatPhase.LEARNING
         self.seats[stage] = seat
@@ -129,7 +136,7 @@ class Custody:
             [
                 Note("granted", {"stage": stage, "role": join.role, "generation": rebuild.generation}),
                 Say(_making(rebuild)),
-                Regrow(stage, state_id, rebuild.step, rebuild.generation, rebuild.sources, state.lr_factor),
+                Regrow(stage, state_id, rebuild.step, rebuild.generation, rebuild.sources, state.lr_factor, shadow),
             ]
         )
 
@@ -273,7 +280,7 @@ class Custody:
         state = seat.state
         state.state_id, state.digest, state.step = event.state_id, event.digest, event.step
         state.optimizer_age, state.lr_factor, state.generation = event.optimizer_age, event.lr_factor, event.generation
-        if state.provenance["rung"] not in ("recovery", "older_copy", "checkpoint"):
+        if state.provenance["rung"] not in ("recovery", "older_copy", "shadow", "checkpoint"):
             state.provenance = {"rung": "copy", "state_id": event.state_id, "step": event.step}
         if event.donors:
             self._tell_transfer(seat, event)
@@ -455,6 +462,9 @@ def _making(rebuild: Rebuild) -> str:
     """For people: what is done."""
     if is_weights_alone(rebuild):
         return f"taking over the weights of stage {rebuild.stage} alone; its optimizer begins anew"
+    if rebuild.shadow:
+        of = f"steps {rebuild.shadow.oldest} to {rebuild.shadow.newest}"
+        return f"restoring stage {rebuild.stage} of what {rebuild.shadow.keeper.peer[-8:]} kept of it, chunks of {of}"
     if not rebuild.sources:
         return f"drawing stage {rebuild.stage} anew from the seed"
     return f"rebuilding stage {rebuild.stage} of stages {', '.join(str(s.stage) for s in rebuild.sources)}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from protocol.commands import Work
 from protocol.ids import PeerId, StateId
 from protocol.messages import Contact, Message, PipeHeader
+from protocol.records import Shadow
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,14 @@ class Saved:
     num_bytes: int
     seconds: float
     trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowSealed:
+    """What is kept of a stage is this (None: not all of it, or chunks too far apart)."""
+
+    stage: int
+    shadow: Shadow | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +205,7 @@ Event = (
     | LearningGoesOn
     | Learned
     | Saved
+    | ShadowSealed
     | RestoreFailed
     | Surveyed
     | ComputeDone

@@ -14,6 +14,7 @@ from protocol.ids import Member, PeerId, RecordId
 from protocol.manifest import Manifest
 from protocol.messages import Decide, Held, Message, OpenStep, Propose, Proposed, RecordsWanted, Summary
 from protocol.records import Commit, Rebuild, Rollback, Roster, Seating, Share, contributors_of, is_fork
+from protocol.shadows import told_of
 from protocol.view import View
 from protocol.workbench import Workbench
 
@@ -143,7 +144,8 @@ class Follower:
         """A lost stage is to be made of others, here or elsewhere."""
         sources = [{"stage": s.stage, "state_id": s.state_id, "coefficient": s.coefficient} for s in rebuild.sources]
         facts = {"stage": rebuild.stage, "policy": self._manifest.recovery.policy, "sources": sources}
-        self._out.append(Note("rebuild", facts | {"generation": rebuild.generation, "step": rebuild.step}))
+        facts |= {"generation": rebuild.generation, "step": rebuild.step}
+        self._out.append(Note("rebuild", facts | ({"shadow": told_of(rebuild.shadow)} if rebuild.shadow else {})))
         self._bench.custody.give_way(rebuild)
         for join in rebuild.joins:
             self._out.append(

@@ -21,7 +21,7 @@ from protocol.messages import (
     Suspect,
     Wish,
 )
-from protocol.restoring import Unrestored
+from protocol.restoring import Shadowed, Unrestored
 from protocol.revoking import Revoked
 
 TO_COORDINATOR = (
@@ -29,6 +29,7 @@ TO_COORDINATOR = (
     Leave,
     Learning,
     Unrestored,
+    Shadowed,
     Suspect,
     RecordsWanted,
     ReduceReady,
@@ -69,6 +70,8 @@ def _hear_member(coordinator: Coordinator, chain: Chain, member: Member, message
             coordinator.on_learning(member, message, now)
     elif isinstance(message, Unrestored):
         coordinator.recovery.rollbacks.on_unrestored(message)
+    elif isinstance(message, Shadowed):
+        coordinator.recovery.shadows.on_shadowed(member, message)
     elif isinstance(message, AppliedReport):
         coordinator.on_applied(member, message, now)
     elif isinstance(message, OnStep) and message.ballot == coordinator.ballot:

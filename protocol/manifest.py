@@ -19,9 +19,10 @@ MAX_BLOCK_STAGES = 64
 MAX_MICROBATCHES = 4096
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Admission = Literal["open", "invited"]
-Policy = Literal["none", "checkfree", "checkfree_plus", "copy", "uniform", "random", "checkpoint", "redundant"]
+Policy = Literal["none", "checkfree", "checkfree_plus", "copy", "uniform", "random", "checkpoint", "redundant", "shadow"]
 LEAN: tuple[Policy, ...] = ("checkfree", "copy", "uniform", "random", "checkpoint")
 """Policies that send not a byte more than `none` while nothing is lost: without a word they keep no embedding copies."""
+MAX_SHADOW_STEPS = 1000
 
 
 class Section(BaseModel):
@@ -184,11 +185,20 @@ class RecoverySection(Section):
         "", max_length=1024, description="checkpoint only: where to, a directory or fsspec URL that every node reaches."
     )
 
+    shadow_every: int = Field(
+        0, ge=0, le=MAX_SHADOW_STEPS, description="shadow only: what is kept of a stage is of steps at most so many apart."
+    )
+    shadow_dtype: Literal["bf16", "fp32"] = Field("bf16", description="shadow only: how it is sent and kept.")
+    shadow_moments: bool = Field(False, description="shadow only: with the optimizer's moments (3 x the bytes).")
+    shadow_link_share: float = Field(
+        0.1, gt=0, le=1, description="shadow only: part of the time in which a link may carry what is kept."
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _copies_by_policy(cls, given: Any) -> Any:
-        """CheckFree+ adds copies of the embedding stage; `LEAN` policies do not, and `redundant` has copies of all of them."""
-        if isinstance(given, dict) and given.get("policy") in (*LEAN, "redundant"):
+        """CheckFree+ adds copies of the embedding stage; `LEAN` policies do not; the others keep something of every stage."""
+        if isinstance(given, dict) and given.get("policy") in (*LEAN, "redundant", "shadow"):
             return {"embedding_copies": 0} | given
         return given
 
@@ -201,6 +211,17 @@ class RecoverySection(Section):
     def _copies_once(self) -> Self:
         if self.policy == "redundant" and self.embedding_copies:
             raise ValueError("embedding_copies is not for policy redundant, which keeps a copy of every stage; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _has_shadows(self) -> Self:
+        if self.policy == "shadow" and self.shadow_every < 2:
+            raise ValueError("policy shadow needs shadow_every: a number of steps, 2 or more")
+        if self.policy != "shadow":
+            fields = type(self).model_fields
+            named = [name for name in fields if name.startswith("shadow_") and getattr(self, name) != fields[name].default]
+            if named:
+                raise ValueError(f"{named[0]} is for policy shadow, not {self.policy}; leave it out")
         return self
 
     @model_validator(mode="after")
@@ -322,6 +343,11 @@ class Manifest(Section):
     def swapped(self) -> bool:
         """Odd microbatches take the swapped order (CheckFree+)."""
         return self.recovery.policy == "checkfree_plus"
+
+    @property
+    def keeps_shadows(self) -> bool:
+        """Does another node keep something of each stage?"""
+        return self.recovery.policy == "shadow"
 
     @property
     def redraws(self) -> bool:

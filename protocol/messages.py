@@ -12,7 +12,7 @@ from typing import Literal
 from protocol.ids import Ballot, Member, PeerId, RecordId, StateId
 from protocol.lineage import Meeting
 from protocol.records import Point, Rebuild, Record, Role, Rollback, Seating, Share
-from protocol.restoring import Unrestored
+from protocol.restoring import Restoring
 from protocol.revoking import Detour, Revoke, Revoked
 
 Phase = Literal["starting", "waiting", "training", "evaluating", "paused", "finished", "leaving"]
@@ -440,7 +440,7 @@ Message = (
     | Suspect
     | RecordsWanted
     | Learning
-    | Unrestored
+    | Restoring
     | ReduceReady
     | ReducedReport
     | Revoked

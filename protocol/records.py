@@ -92,10 +92,26 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class Shadow:
+    """What a node that does not hold a stage keeps of it: chunks of its weights, each as of some step."""
+
+    keeper: Member
+    digest: str
+    """Of the state that is made of it: weights, moments and optimizer age."""
+    oldest: int
+    """Step of its oldest chunk."""
+    newest: int
+    optimizer_age: int
+    """0 where it has no moments."""
+    lr_factor: float
+    """Of the newest chunk."""
+
+
+@dataclass(frozen=True, slots=True)
 class Rebuild:
     """A stage that nobody holds any more is made of others, at the members that `joins` seats there; or it goes on from an
     older state of its own, at the member that kept it; or from its own weights alone, which a leaver still gives that has no
-    time for the whole state."""
+    time for the whole state; or it is restored of its shadow, without sources."""
 
     parent: RecordId
     step: int
@@ -107,6 +123,7 @@ class Rebuild:
     """Seats of the stage; all earlier ones end. They are active, of this generation; who gives the stage's own weights stays
     besides, parked, in his generation."""
     voters: tuple[Member, ...]
+    shadow: Shadow | None = None
 
 
 @dataclass(frozen=True, slots=True)

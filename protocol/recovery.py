@@ -2,8 +2,9 @@
 
 A stage is *hollow* while no member holds its whole state: nobody is seated there, or those who are have yet to make it. No step
 is opened meanwhile. A holder that comes back with the newest state is seated again; else, after a grace, the stage is made of
-its neighbours at a newcomer, a replica that can be spared elsewhere, or at last a neighbour that takes a second seat. Under
-policy `checkpoint` such a one takes it, and all go back to what was saved (`protocol.rollbacks`).
+its neighbours at a newcomer, a replica that can be spared elsewhere, or at last a neighbour that takes a second seat; under
+policy `shadow` rather of what another node keeps of it (`protocol.shadow_offers`). Under policy `checkpoint` such a one takes
+it, and all go back to what was saved (`protocol.rollbacks`).
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from protocol.membership import Membership
 from protocol.messages import Learning, Wish
 from protocol.older_copy import Offer, youngest
 from protocol.recipes import beyond_recovery, recipe, weights_of
-from protocol.records import Rebuild, Rollback, Roster, Seating, Source, is_older_copy, is_weights_alone
+from protocol.records import Rebuild, Rollback, Roster, Seating, Shadow, Source, is_older_copy, is_weights_alone
 from protocol.rollbacks import Rollbacks
+from protocol.shadow_offers import ShadowOffers
 from protocol.stopwatch import Stopwatch
 from protocol.view import View
 
@@ -53,6 +55,7 @@ class Recovery:
     ) -> None:
         self.rollbacks = Rollbacks(me, chain, ballot, manifest.timing.heartbeat_s)
         self.memory = members.handover.heirs.memory
+        self.shadows = ShadowOffers(manifest, chain, view)
         self.stopwatch = Stopwatch(chain)
         self._manifest, self._me, self._chain, self._view, self._members = manifest, me, chain, view, members
         self._made = members.handover.made
@@ -76,6 +79,7 @@ class Recovery:
         hollow = [s for s in range(self._manifest.num_stages) if not self._members.handover.is_whole(s)]
         self._since = {stage: self._since.get(stage, now) for stage in hollow}
         self.stopwatch.look(hollow, now)
+        self.shadows.look(hollow)
         if not hollow:
             rules = self._manifest.recovery
             self.rollbacks.rest()
@@ -102,16 +106,25 @@ class Recovery:
         waited_s = now - max(self._began, *self._since.values())
         if waited_s < max(recovery.rebuild_grace_s, lapse_s) or any(map(self._returned, hollow)):
             return ""
-        lacking = [stage for stage in hollow if not self._is_coming(stage, hollow) and not self._kept_older(stage)]
+        kept = [stage for stage in hollow if self._kept_older(stage) or self._may_be_shadowed(stage, now)]
+        lacking = [stage for stage in hollow if stage not in kept and not self._is_coming(stage, hollow, now)]
         return beyond_recovery(lacking, self._chain.step, self._manifest)
 
-    def _is_coming(self, stage: int, hollow: Sequence[int]) -> bool:
+    def _may_be_shadowed(self, stage: int, now: float) -> bool:
+        return bool(self.shadows.best(stage, now) or self._shadow_awaited(stage, now))
+
+    def _shadow_awaited(self, stage: int, now: float) -> Member | None:
+        return self.shadows.awaited(stage, now - max(self._began, self._since[stage]), now)
+
+    def _is_coming(self, stage: int, hollow: Sequence[int], now: float) -> bool:
         """Is it being made, and what it is made of is there?"""
         rebuild = self._chain.rebuilds.get(stage)
         if rebuild is None or not self._chain.active(stage):
             return False
         if self._is_from_leaver(rebuild) or is_older_copy(rebuild):
             return True
+        if rebuild.shadow:
+            return self.shadows.still(stage, rebuild.shadow, now)
         return all(s.stage not in hollow and s.state_id == self._chain.state_ids[s.stage] for s in rebuild.sources)
 
     def _is_from_leaver(self, rebuild: Rebuild) -> bool:
@@ -125,9 +138,10 @@ class Recovery:
                 return Next(f"the weights of stage {stage} alone are handed over to {where}: its leaver has no time for more")
             if is_older_copy(self._chain.rebuilds[stage]):
                 return Next(f"stage {stage} goes on at {where} from an older state")
-            if self._is_coming(stage, hollow):
-                return Next(f"stage {stage} is being rebuilt by {where}")
-            return self._rebuild(stage, hollow, [s.member for s in being_made])
+            if self._is_coming(stage, hollow, now):
+                how = "restored" if self._chain.rebuilds[stage].shadow else "rebuilt"
+                return Next(f"stage {stage} is being {how} by {where}")
+            return self._rebuild(stage, hollow, [s.member for s in being_made], now)
         returned = self._returned(stage)
         if returned:
             sentence = f"stage {stage} goes on at {returned.member.peer[-8:]}, which is back with its state"
@@ -138,13 +152,15 @@ class Recovery:
         left = self._since[stage] + self._manifest.recovery.rebuild_grace_s - now
         if left > 0:
             return Next(f"{lost}; its holder may come back for {left:.0f} s")
-        older = self._older(stage)
+        if keeper := self._shadow_awaited(stage, now):
+            return Next(f"{lost}; {keeper.peer[-8:]} is to say what it kept of it")
+        older = self._older(stage, now)
         if older:
             return older
         newcomer = self._newcomer(stage, now)
         if newcomer is None:
             return Next(f"{lost}; no node can take it yet")
-        return self._rebuild(stage, hollow, [newcomer])
+        return self._rebuild(stage, hollow, [newcomer], now)
 
     # ---- back to what was saved ----
 
@@ -200,9 +216,10 @@ class Recovery:
         asked = {s.member for s in chain.seated(stage) if s.pinned}
         return told + [Offer(m, state_id, m in asked) for m, state_id in members.learners.at_rest(stage)]
 
-    def _older(self, stage: int) -> Next | None:
-        chain, found = self._chain, self._kept_older(stage)
-        if found is None:
+    def _older(self, stage: int, now: float) -> Next | None:
+        """Where no shadow is younger."""
+        chain, found, shadow = self._chain, self._kept_older(stage), self.shadows.best(stage, now)
+        if found is None or (shadow and chain.step - shadow.oldest < found[2]):
             return None
         offer, source, age = found
         generation = chain.generations[stage] + 1
@@ -211,21 +228,22 @@ class Recovery:
         record = Rebuild(chain.head, chain.step, stage, generation, (source,), joins, voters)
         return Next(f"stage {stage} goes on from the state of {age} steps ago, which {offer.member.peer[-8:]} kept", record)
 
-    # ---- a stage made of others ----
+    # ---- a stage made of its shadow, or of others ----
 
-    def _rebuild(self, stage: int, hollow: Sequence[int], at: Sequence[Member]) -> Next:
-        chain, manifest = self._chain, self._manifest
+    def _rebuild(self, stage: int, hollow: Sequence[int], at: Sequence[Member], now: float) -> Next:
+        chain, manifest, shadow = self._chain, self._manifest, self.shadows.best(stage, now)
         whole = [s for s in range(manifest.num_stages) if s not in hollow]
         weights = weights_of(chain.squared_norms, manifest.batch.tokens_per_step, manifest)
         made = recipe(stage, whole, chain.state_ids, weights, manifest)
-        if not made.can_be_made:
+        if not made.can_be_made and not shadow:
             return Next(f"waiting: stage {stage} is lost since step {chain.step}: {made.sentence}")
         generation = chain.generations[stage] + 1
         joins = tuple(Seating(stage, member, "active", generation) for member in at)
         kept = [s for s in chain.seatings if s.stage != stage]
-        record = Rebuild(
-            chain.head, chain.step, stage, generation, made.sources, joins, choose_voters([*kept, *joins], self._me)
-        )
+        voters, sources = choose_voters([*kept, *joins], self._me), () if shadow else made.sources
+        record = Rebuild(chain.head, chain.step, stage, generation, sources, joins, voters, shadow)
+        if shadow:
+            return Next(f"stage {stage} is lost and will be restored: {_told(shadow)}", record)
         return Next(f"stage {stage} is lost and will be {made.sentence}", record)
 
     def _weights_alone(self, short: Short) -> Next:
@@ -287,3 +305,9 @@ class Recovery:
         able = [m for m in seats if heirs.can_compute(stage, m)]
         alone = self._me if self._chain.member_of(self._me.peer) and heirs.can_compute(stage, self._me) else None
         return min(able, key=lambda m: heirs.burden(stage, m), default=alone)
+
+
+def _told(shadow: Shadow) -> str:
+    """For people: what of."""
+    steps = f"steps {shadow.oldest} to {shadow.newest}" if shadow.oldest < shadow.newest else f"step {shadow.oldest}"
+    return f"{shadow.keeper.peer[-8:]} kept chunks of {steps}"

@@ -9,12 +9,13 @@ from typing import Literal
 from protocol.ids import PeerId
 from protocol.records import Commit, Rebuild, Record, Role, Rollback, Seating, is_older_copy
 
-Rung = Literal["seed", "copy", "promotion", "handover", "parked", "returned", "older_copy", "recovery", "checkpoint"]
+Rung = Literal["seed", "copy", "promotion", "handover", "parked", "returned", "older_copy", "shadow", "recovery", "checkpoint"]
 """`seed`: made from the manifest. `copy`: a newcomer's, of a living stage. The others are rungs of the recovery ladder."""
-LADDER: tuple[Rung, ...] = ("promotion", "handover", "parked", "returned", "older_copy", "recovery", "checkpoint")
+LADDER: tuple[Rung, ...] = ("promotion", "handover", "parked", "returned", "older_copy", "shadow", "recovery", "checkpoint")
 """Ways in which a stage that has lost, or would lose, its last holder goes on: a passive replica becomes active; the last
 holder hands its exact state over and goes; it leaves it with somebody who keeps it until it can be computed; a holder that
-was given up is back with the newest state, or with an older one; others' weights; everybody goes back to what was saved."""
+was given up is back with the newest state, or with an older one; what another node kept of its weights; others' weights;
+everybody goes back to what was saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ def regained(record: Record, before: Sequence[Seating], step: int) -> dict[int, 
         return {}
     if isinstance(record, Rebuild):
         made = [join.member.peer for join in record.joins if join.role == "active"]
-        how: Rung = "older_copy" if is_older_copy(record) else "recovery"
+        how: Rung = "shadow" if record.shadow else "older_copy" if is_older_copy(record) else "recovery"
         return {record.stage: Regain(how, made[0])} if made else {}
     if isinstance(record, Rollback):
         return {join.stage: Regain("checkpoint", join.member.peer) for join in record.joins}

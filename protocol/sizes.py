@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol.manifest import Manifest
+from protocol.shadow_ledger import refresh_steps
 
 STATE_BYTES_PER_PARAMETER = 12
 """Weights and two moments in f32: what a seat is at rest, and what a newcomer downloads."""
@@ -25,6 +26,7 @@ HEAD_ROWS = 512
 """Rows whose logits exist at the same time (`node.stage.model`)."""
 F32 = 4
 WIRE_BYTES = {"f32": 4, "bf16": 2}
+SHADOW_BYTES = {"fp32": 4, "bf16": 2}
 TOKEN_ID_BYTES = 8
 
 
@@ -66,9 +68,24 @@ def state_bytes(manifest: Manifest, stage: int) -> int:
 
 def need_bytes(manifest: Manifest, stage: int, replicas: int = 1) -> int:
     """Memory that a node needs to train one seat of this stage while the stage has so many active replicas. Under policy
-    redundant twice that: its copy of the next stage is one that it may have to train at once."""
+    redundant twice that: its copy of the next stage is one that it may have to train at once. Under policy shadow with what is
+    kept there of another stage, where each stage has one holder."""
     twice = seat_bytes(manifest, next_stage(manifest, stage), replicas) if manifest.redundant else 0
-    return PROCESS_BYTES + seat_bytes(manifest, stage, replicas) + twice
+    kept = shadow_bytes(manifest, _kept_at(manifest, stage))
+    return PROCESS_BYTES + seat_bytes(manifest, stage, replicas) + twice + kept
+
+
+def shadow_bytes(manifest: Manifest, stage: int) -> int:
+    """What is kept of the stage elsewhere, and sent for it each time; 0 where nothing is."""
+    rules = manifest.recovery
+    if not manifest.keeps_shadows:
+        return 0
+    return (3 if rules.shadow_moments else 1) * SHADOW_BYTES[rules.shadow_dtype] * stage_parameters(manifest, stage)
+
+
+def _kept_at(manifest: Manifest, stage: int) -> int:
+    """The stage whose shadow falls to the holder of this one (`protocol.shadow_place`)."""
+    return (stage - manifest.num_stages // 2) % manifest.num_stages
 
 
 def fits(manifest: Manifest, stage: int, memory_bytes: int, replicas: int = 1) -> bool:
@@ -163,7 +180,8 @@ def step_traffic(manifest: Manifest, stage: int, replicas: int = 1) -> Traffic:
 
     Each microbatch passes twice, as an activation and as a gradient, in and out (at stage 0: out as an embedding, in at the
     head, and the gradients the other way). A reduce over r replicas sends (r - 1)/r of the gradient as parts and as many sums;
-    each copy is sent the sums as well. Under policy redundant the node is sent those of the next stage.
+    each copy is sent the sums as well. Under policy redundant the node is sent those of the next stage. A shadow is sent anew
+    every few steps, by one replica.
     """
     pipe = 2 * -(-manifest.batch.num_microbatches // replicas) * payload_bytes(manifest)
     gradient = WIRE_BYTES[manifest.wire.gradients] * stage_parameters(manifest, stage)
@@ -171,7 +189,12 @@ def step_traffic(manifest: Manifest, stage: int, replicas: int = 1) -> Traffic:
     passive = _sharers(manifest, stage, replicas) - replicas
     next_parameters = stage_parameters(manifest, next_stage(manifest, stage)) if manifest.redundant else 0
     copied = WIRE_BYTES[manifest.wire.gradients] * next_parameters
-    return Traffic(pipe + 2 * others * share + copied, pipe + (2 * others + passive) * share)
+    kept, sent = (_shadow_per_step(manifest, s) for s in (_kept_at(manifest, stage), stage))
+    return Traffic(pipe + 2 * others * share + copied + kept, pipe + (2 * others + passive) * share + sent)
+
+
+def _shadow_per_step(manifest: Manifest, stage: int) -> int:
+    return -(-shadow_bytes(manifest, stage) // refresh_steps(manifest.recovery.shadow_every))
 
 
 def join_bytes(manifest: Manifest, stage: int, has_tokens: bool = False) -> int:

@@ -47,6 +47,7 @@ from protocol.replica_set import reduce_misfit, spare_near, summands
 from protocol.revoking import Revoke, Revoked
 from protocol.schedule import gradient_scale, learning_rate
 from protocol.seat import Incoming, Seat, SeatPhase
+from protocol.shadows import Shadows
 from protocol.stalls import Stalls
 
 MAX_ADDRESSES = 8192
@@ -59,6 +60,7 @@ class Workbench:
         self.custody = Custody(manifest, me, chain, self._emit, self._tell_leader)
         self.seats = self.custody.seats
         self._averaging = Averaging(manifest, me, chain, self.seats, self._emit)
+        self.shadows = Shadows(manifest, me, chain, self._emit, self._tell_leader)
         self.open: OpenStep | None = None
         self.leader: PeerId = ""
         self.ballot: Ballot = NO_BALLOT
@@ -131,6 +133,7 @@ class Workbench:
         self.close()
         self.custody.begin_anew(why)
         self._averaging.look()
+        self.shadows.leave()
         self.leader, self.ballot = leader, NO_BALLOT
         self._pending = self._pending_evaluation = None
         self._stalls.clear()
@@ -176,6 +179,7 @@ class Workbench:
     def go_on(self, now: float) -> None:
         """Something changed: begin what is pending and possible now; look again at payloads that came early."""
         self._averaging.look()
+        self.shadows.look()
         if self.open and self.open.parent != self._chain.head:
             self.close_attempt()
         step = self._pending
@@ -292,6 +296,7 @@ class Workbench:
         """Tell the coordinator what the seats have reached; `again`: repeat what it has not answered."""
         if again:
             self.custody.look(self.ballot, now)
+            self.shadows.report(self.ballot)
         if self.open and (stalled := self._stalls.again(now)):
             self._tell_leader(stalled)
         for stage, seat in sorted(self.seats.items()):

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from node.sim.machine import SimSeat, require
 from node.sim.nodes import SimNode
+from node.sim.shadow_copies import ShadowCopies
 from node.sim.surroundings import Surroundings
 from protocol.commands import GoOn, KeepGradients, Learn, MixAhead, Regrow, StopLearning, StopMixing
 from protocol.events import Learned, LearningGoesOn
@@ -31,6 +32,7 @@ class Copies:
         self._round = 0
         self.ahead: dict[tuple[SimNode, int], tuple[MixAhead, float]] = {}
         """What averagers mix before they are asked, by node and stage, and when it is there."""
+        self.shadows = ShadowCopies(world, self._whole, self._is_wanted)
         self.num_copied = self.num_failed = self.num_mixed = self.num_used = 0
 
     def mix_ahead(self, node: SimNode, command: MixAhead) -> None:
@@ -67,7 +69,11 @@ class Copies:
         """A seat without state, to be made of others'."""
         self._round += 1
         self._learning[node, command.stage] = self._round
-        self._world.post(self._world.now, node, self._mix, node, command, self._round)
+        how = self.shadows.restore if command.shadow else self._mix
+        self._world.post(self._world.now, node, how, node, command, self._round)
+
+    def _is_wanted(self, node: SimNode, stage: int, round_: int) -> bool:
+        return self._learning.get((node, stage)) == round_
 
     def _mix(self, node: SimNode, command: Regrow, round_: int) -> None:
         """Begin to mix, once somebody holds each source as it is named."""
@@ -94,9 +100,12 @@ class Copies:
 
     def _holder(self, node: SimNode, stage: int, state_id: str) -> SimNode | None:
         """Somebody with that state; the node itself may be one."""
-        running = [n for n in self._reached(node, stage) if (n, stage) not in self._learning]
-        held = [n for n in running if n.seats[stage].state_id == state_id]
+        held = [n for n in self._whole(node, stage) if n.seats[stage].state_id == state_id]
         return self._world.rng.choice(held) if held else None
+
+    def _whole(self, node: SimNode, stage: int) -> list[SimNode]:
+        """Those of them that are done with learning it."""
+        return [n for n in self._reached(node, stage) if (n, stage) not in self._learning]
 
     def _reached(self, node: SimNode, stage: int) -> list[SimNode]:
         """Nodes that have something of the stage, run and answer this one, itself included."""

@@ -11,7 +11,9 @@ from random import Random
 from node.holdings import Holdings
 from node.mixing import Mixer
 from node.ports import Neighbour, NotHeldError, PeerError, StateRange
+from node.shadows import shadow_form
 from protocol.ids import PeerId, StateId
+from protocol.manifest import RecoverySection
 from protocol.messages import Contact
 
 
@@ -21,6 +23,8 @@ class MemoryLibrary:
 
     rng: Random
     rate: float = 10e6
+    rules: RecoverySection = field(default_factory=RecoverySection)
+    """Of the run, for who keeps a shadow."""
     _held: dict[PeerId, Holdings] = field(default_factory=dict)
     _mixers: dict[PeerId, Mixer] = field(default_factory=dict)
 
@@ -97,6 +101,13 @@ class _MemoryDonor:
         if found.facts.state_id != state_id:
             raise NotHeldError(self.peer, "does not hold that")
         return found
+
+    async def shadow_range(self, stage: int, first: int, count: int, num_words: int) -> StateRange:
+        """See `Neighbour`."""
+        await self._ask(stage)
+        holdings, rules = self.library.of(self.peer), self.library.rules
+        found = await holdings.shadow_range(stage, first, count, rules.shadow_moments)
+        return await self._bring(stage, StateRange(found.facts, shadow_form(found, rules)) if found else None)
 
     async def mixed_range(self, stage: int, state_id: StateId, first: int, count: int, vectors: int) -> StateRange:
         """See `Neighbour`."""

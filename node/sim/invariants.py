@@ -35,6 +35,7 @@ from protocol.records import (
     Rollback,
     Roster,
     Seating,
+    Shadow,
     Share,
     contributors_of,
     genesis_id,
@@ -365,9 +366,20 @@ class Invariants:
             require(not before.holders(rebuild.stage), f"{rebuild} though its stage has holders")
             self.num_checked["older copies"] += 1
             return
+        if rebuild.shadow:
+            self._check_shadow(rebuild, rebuild.shadow, before)
         for source in rebuild.sources:
             wanted = before.states[source.stage]
             require(source.state_id == wanted, f"{rebuild} mixes {source}, which is not the newest state of its stage")
+
+    def _check_shadow(self, rebuild: Rebuild, shadow: Shadow, before: Place) -> None:
+        """It is kept by a member, of steps close enough to one another and to now, and nobody has the stage."""
+        every = self._manifest.recovery.shadow_every
+        fresh = before.step - 2 * every <= shadow.oldest <= shadow.newest <= min(before.step, shadow.oldest + every)
+        require(fresh, f"{rebuild} at step {before.step} is of steps {shadow.oldest} to {shadow.newest}")
+        require(any(member == shadow.keeper for _, member in before.seats), f"{rebuild} of what a stranger keeps")
+        require(not before.holders(rebuild.stage) or rebuild.stage in before.made, f"{rebuild} though its stage has holders")
+        self.num_checked["of shadows"] += 1
 
     def regrown(self, node: SimNode, seat: SimSeat, command: Regrow | None) -> None:
         """A lost stage is made of others, or (None) of itself."""

@@ -19,6 +19,7 @@ from node.sim.regrowth import Regrowth
 from node.sim.remnant import Remnant, Scattered
 from node.sim.rerouting import Rerouting
 from node.sim.scenario import make_scenario, make_takeover
+from node.sim.shadow_life import ShadowLife
 from node.sim.story import scenario_of, story_of
 from node.sim.trial import Trial
 
@@ -31,6 +32,7 @@ NARROW: dict[str, Callable[[int], Life[Any]]] = {
     Parting.name: Parting,
     Regrowth.name: Regrowth,
     GoingBack.name: GoingBack,
+    ShadowLife.name: ShadowLife,
     Leaving.name: Leaving,
     Remnant.name: Remnant,
     Scattered.name: Scattered,

@@ -13,6 +13,7 @@ from node.checkpoints.store import CheckpointStore
 from node.holdings import Holdings
 from node.payloads import HandlePool
 from node.ports import StageExecutor
+from node.range_book import COPY_ELEMENTS
 from node.runtime import Observers, Ports, Runtime
 from node.sim.directory import MemoryDht, MemoryDirectory
 from node.sim.donors import MemoryDonors, MemoryLibrary
@@ -94,6 +95,8 @@ class MemorySwarm:
     """What a node may use, where that is bounded."""
     copy_rate: float = 10e6
     """Bytes per second that a donor gives to a learner."""
+    shadow_elements: int = COPY_ELEMENTS
+    """Of a chunk of what is kept of a stage elsewhere."""
     at_end: Callable[[SimNode], Awaitable[None]] | None = None
     watch: Callable[[SimNode, Event], None] | None = None
     """Sees what happens at each node before it is decided about."""
@@ -114,6 +117,7 @@ class MemorySwarm:
         network = MemoryNetwork(links, self.encode, outfit.charge)
         dht = MemoryDht(VirtualClock(), delay_s=0.01)
         library = outfit.library or MemoryLibrary(rng, self.copy_rate)
+        library.rules = self.manifest.recovery
         async with asyncio.TaskGroup() as group:
 
             def enter(index: int) -> None:
@@ -138,6 +142,10 @@ class MemorySwarm:
             node.killed = True
         for life in self._lives.values():
             life.cancel()
+
+    def runtime_of(self, peer: PeerId) -> Runtime:
+        """Of a node that came."""
+        return self._runtimes[peer]
 
     def kill(self, node: SimNode) -> None:
         """As kill -9 does: it says nothing more, and its streams break."""
@@ -175,6 +183,7 @@ class MemorySwarm:
 
         runtime = self._runtimes[peer] = Runtime(ports, state, observers=Observers(on_event))
         self.outfit.equip(peer, runtime)
+        runtime.shadowing.chunk_elements = self.shadow_elements
         library.add(peer, holdings, runtime.mixer)
         node.exit = await self._live(node, runtime)
         library.remove(peer)

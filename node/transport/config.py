@@ -12,7 +12,7 @@ from protocol.ids import PeerId, StateId
 from protocol.messages import PayloadHeader, PipeHeader
 from protocol.version import PROTOCOL_VERSION
 
-Section = Literal["weights", "exp_avg", "exp_avg_sq", "state", "gradient", "mixed"]
+Section = Literal["weights", "exp_avg", "exp_avg_sq", "state", "gradient", "mixed", "shadow"]
 Kind = Literal["heartbeat", "control", "forward", "backward", "evaluate", "reduce", "blob", "fetch"]
 Direction = Literal["in", "out"]
 Lane = Literal["light", "bulk"]

@@ -90,6 +90,10 @@ class _GrpcDonor:
         data, _ = await self._elements(FetchRequest(stage, state_id, "weights", first, count), count)
         return data
 
+    async def shadow_range(self, stage: int, first: int, count: int, num_words: int) -> StateRange:
+        """See `Neighbour`."""
+        return await self._fetch(FetchRequest(stage, "", "shadow", first, count), num_words)
+
     async def mixed_range(self, stage: int, state_id: StateId, first: int, count: int, vectors: int) -> StateRange:
         """See `Neighbour`."""
         return await self._exactly(FetchRequest(stage, state_id, "mixed", first, count), vectors * count)

@@ -107,7 +107,7 @@ class LibraryService(swarm_pb2_grpc.LibraryServicer):
             await self._refuse(fault, context)
 
     async def _fetch(self, asked: FetchRequest, context: Context) -> None:
-        if asked.section in ("state", "gradient", "mixed"):
+        if asked.section in ("state", "gradient", "mixed", "shadow"):
             await self._fetch_state(asked, context)
         else:
             await self._fetch_vector(asked, context)

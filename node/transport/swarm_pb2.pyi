@@ -217,7 +217,7 @@ class DialBackAnswer(_message.Message):
     def __init__(self, dialled: _Optional[bool] = ..., reached: _Optional[bool] = ..., sentence: _Optional[str] = ..., seen_host: _Optional[str] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("heartbeat", "wish", "goodbye", "suspect", "records_wanted", "reduce_ready", "reduced_report", "stalled", "applied_report", "evaluated", "held", "propose", "decide", "open_step", "start_reduce", "void_step", "probe", "open_evaluation", "standing", "order", "promise", "prepare", "leave", "learning", "summary", "meeting", "revoke", "revoked", "unrestored")
+    __slots__ = ("heartbeat", "wish", "goodbye", "suspect", "records_wanted", "reduce_ready", "reduced_report", "stalled", "applied_report", "evaluated", "held", "propose", "decide", "open_step", "start_reduce", "void_step", "probe", "open_evaluation", "standing", "order", "promise", "prepare", "leave", "learning", "summary", "meeting", "revoke", "revoked", "unrestored", "shadowed")
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     WISH_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
@@ -248,6 +248,7 @@ class Envelope(_message.Message):
     REVOKE_FIELD_NUMBER: _ClassVar[int]
     REVOKED_FIELD_NUMBER: _ClassVar[int]
     UNRESTORED_FIELD_NUMBER: _ClassVar[int]
+    SHADOWED_FIELD_NUMBER: _ClassVar[int]
     heartbeat: Heartbeat
     wish: Wish
     goodbye: Goodbye
@@ -277,7 +278,8 @@ class Envelope(_message.Message):
     revoke: Revoke
     revoked: Revoked
     unrestored: Unrestored
-    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., wish: _Optional[_Union[Wish, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., records_wanted: _Optional[_Union[RecordsWanted, _Mapping]] = ..., reduce_ready: _Optional[_Union[ReduceReady, _Mapping]] = ..., reduced_report: _Optional[_Union[ReducedReport, _Mapping]] = ..., stalled: _Optional[_Union[Stalled, _Mapping]] = ..., applied_report: _Optional[_Union[AppliedReport, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., open_step: _Optional[_Union[OpenStep, _Mapping]] = ..., start_reduce: _Optional[_Union[StartReduce, _Mapping]] = ..., void_step: _Optional[_Union[VoidStep, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., open_evaluation: _Optional[_Union[OpenEvaluation, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., learning: _Optional[_Union[Learning, _Mapping]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., meeting: _Optional[_Union[Meeting, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., unrestored: _Optional[_Union[Unrestored, _Mapping]] = ..., **kwargs) -> None: ...
+    shadowed: Shadowed
+    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., wish: _Optional[_Union[Wish, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., records_wanted: _Optional[_Union[RecordsWanted, _Mapping]] = ..., reduce_ready: _Optional[_Union[ReduceReady, _Mapping]] = ..., reduced_report: _Optional[_Union[ReducedReport, _Mapping]] = ..., stalled: _Optional[_Union[Stalled, _Mapping]] = ..., applied_report: _Optional[_Union[AppliedReport, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., open_step: _Optional[_Union[OpenStep, _Mapping]] = ..., start_reduce: _Optional[_Union[StartReduce, _Mapping]] = ..., void_step: _Optional[_Union[VoidStep, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., open_evaluation: _Optional[_Union[OpenEvaluation, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., learning: _Optional[_Union[Learning, _Mapping]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., meeting: _Optional[_Union[Meeting, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., unrestored: _Optional[_Union[Unrestored, _Mapping]] = ..., shadowed: _Optional[_Union[Shadowed, _Mapping]] = ..., **kwargs) -> None: ...
 
 class Header(_message.Message):
     __slots__ = ("pipe_header", "reduce_header")
@@ -443,8 +445,24 @@ class Source(_message.Message):
     coefficient: float
     def __init__(self, stage: _Optional[int] = ..., state_id: _Optional[bytes] = ..., coefficient: _Optional[float] = ...) -> None: ...
 
+class Shadow(_message.Message):
+    __slots__ = ("keeper", "digest", "oldest", "newest", "optimizer_age", "lr_factor")
+    KEEPER_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_AGE_FIELD_NUMBER: _ClassVar[int]
+    LR_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    keeper: Member
+    digest: bytes
+    oldest: int
+    newest: int
+    optimizer_age: int
+    lr_factor: float
+    def __init__(self, keeper: _Optional[_Union[Member, _Mapping]] = ..., digest: _Optional[bytes] = ..., oldest: _Optional[int] = ..., newest: _Optional[int] = ..., optimizer_age: _Optional[int] = ..., lr_factor: _Optional[float] = ...) -> None: ...
+
 class Rebuild(_message.Message):
-    __slots__ = ("parent", "step", "stage", "generation", "sources", "joins", "voters")
+    __slots__ = ("parent", "step", "stage", "generation", "sources", "joins", "voters", "shadow")
     PARENT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -452,6 +470,7 @@ class Rebuild(_message.Message):
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     JOINS_FIELD_NUMBER: _ClassVar[int]
     VOTERS_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_FIELD_NUMBER: _ClassVar[int]
     parent: bytes
     step: int
     stage: int
@@ -459,7 +478,8 @@ class Rebuild(_message.Message):
     sources: _containers.RepeatedCompositeFieldContainer[Source]
     joins: SeatingRows
     voters: MemberRows
-    def __init__(self, parent: _Optional[bytes] = ..., step: _Optional[int] = ..., stage: _Optional[int] = ..., generation: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., joins: _Optional[_Union[SeatingRows, _Mapping]] = ..., voters: _Optional[_Union[MemberRows, _Mapping]] = ...) -> None: ...
+    shadow: Shadow
+    def __init__(self, parent: _Optional[bytes] = ..., step: _Optional[int] = ..., stage: _Optional[int] = ..., generation: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., joins: _Optional[_Union[SeatingRows, _Mapping]] = ..., voters: _Optional[_Union[MemberRows, _Mapping]] = ..., shadow: _Optional[_Union[Shadow, _Mapping]] = ...) -> None: ...
 
 class Point(_message.Message):
     __slots__ = ("step", "record", "states")
@@ -502,6 +522,18 @@ class Unrestored(_message.Message):
     state_id: bytes
     reason: str
     def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., stage: _Optional[int] = ..., state_id: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Shadowed(_message.Message):
+    __slots__ = ("ballot", "stage", "step", "shadow")
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_FIELD_NUMBER: _ClassVar[int]
+    ballot: Ballot
+    stage: int
+    step: int
+    shadow: Shadow
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., stage: _Optional[int] = ..., step: _Optional[int] = ..., shadow: _Optional[_Union[Shadow, _Mapping]] = ...) -> None: ...
 
 class Contact(_message.Message):
     __slots__ = ("peer", "address")

@@ -192,7 +192,7 @@ class World:
         state, stage = node.core.state, command.stage
         node.executor.weights[stage] = np.zeros(self.size, np.float32)
         me = state.config.member.peer
-        donors = MixedDonors(Visits(self, me), node.mixer, me, command.state_id)
+        donors = MixedDonors(Visits(self, me), node.mixer, me, command.state_id, node.mixer.vectors)
         syllabus = RebuildSyllabus(state, stage, command.state_id, command.sources, self.range_elements)
         e: Any = node.executor
         means = LearnerMeans(donors, e, syllabus, VirtualClock(), True, WEIGHT_BYTES, syllabus.rank)

@@ -138,6 +138,15 @@ def test_what_is_saved_and_gone_back_to_is_counted(metrics: Metrics) -> None:
         assert value(metrics, f"regrow_{name}_total") == 1
 
 
+def test_what_is_kept_of_another_stage_is_counted(metrics: Metrics) -> None:
+    for step, num_bytes in ((10, 100), (14, 20)):
+        told = {"stage": 1, "step": step, "oldest_step": step - 3, "newest_step": step, "bytes": num_bytes}
+        metrics.observe_command(Note("shadow", told))
+    assert value(metrics, "regrow_shadow_rounds_total") == 2
+    assert value(metrics, "regrow_shadow_bytes_total") == 120
+    assert value(metrics, "regrow_shadow_age_steps") == 3
+
+
 def test_recoveries_count_by_rung_with_the_parts_of_their_time(metrics: Metrics) -> None:
     assert {rung: value(metrics, "regrow_recoveries_total", rung=rung) for rung in LADDER} == dict.fromkeys(LADDER, 0)
     facts = {"stage": 2, "peer": "new", "generation": 1, "step": 8}

@@ -42,7 +42,7 @@ from protocol.messages import (
     Wish,
     Yield,
 )
-from protocol.records import Commit, Roster, Seating, Share, StageResult, contributors_of
+from protocol.records import Commit, Roster, Seating, Shadow, Share, StageResult, contributors_of
 from tests.tools.core import BALLOT, LEAD, Core, a_manifest, holders, notes, of, says, sent
 
 
@@ -283,6 +283,8 @@ class Fuzz:
             return self.items(get_args(hint)[0], name)
         if Order in get_args(hint):
             return None  # at the edge no order passes that the organiser did not sign
+        if Shadow in get_args(hint):
+            return rng.choice((None, self.make(Shadow)))
         if type(None) in get_args(hint):
             return rng.choice((None, (), (0,), (1, 2)))
         if get_args(hint):
@@ -381,13 +383,15 @@ def one_event(rng: random.Random, c: Core, fuzz: Fuzz, kinds: list[type]) -> lis
 
 
 @pytest.mark.parametrize("peer", ["p1.0", "p0.1", "lead", "bystander"])
-@pytest.mark.parametrize("policy", ["none", "checkfree"])
+@pytest.mark.parametrize("policy", ["none", "checkfree", "shadow"])
 def test_nothing_that_peers_send_makes_a_node_raise_or_leak(seed: int, peer: str, policy: str) -> None:
     kinds = [kind for kind in get_args(Message) if kind is not Order]
     done: set[str] = set()
     for round_ in range(NUM_SWARMS):
         rng = random.Random(f"{seed} {peer} {policy} {round_}")
-        manifest = a_manifest(policy=policy, evaluation={"every_steps": 1, "num_microbatches": 4})
+        every = {"shadow_every": 4} if policy == "shadow" else {}
+        rules = {"policy": policy, "embedding_copies": 2} | every
+        manifest = a_manifest(recovery=rules, evaluation={"every_steps": 1, "num_microbatches": 4})
         c = Core(manifest, peer, founder=peer == "lead")
         todo: list[Any] = []
         if peer != "lead":

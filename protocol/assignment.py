@@ -9,7 +9,7 @@ from functools import lru_cache
 from heapq import heapify, heapreplace
 from itertools import pairwise
 
-from protocol.ids import Member, PeerId
+from protocol.ids import PeerId
 from protocol.messages import Hop, Route
 
 MAX_WATCHED_NEIGHBOURS = 4
@@ -138,11 +138,3 @@ def links_of(routes: Sequence[Route]) -> dict[PeerId, tuple[PeerId, ...]]:
                 uses.setdefault(a.peer, Counter())[b.peer] += 1
                 uses.setdefault(b.peer, Counter())[a.peer] += 1
     return {peer: tuple(sorted(near, key=lambda p: (-near[p], p))) for peer, near in uses.items()}
-
-
-def ring(members: list[Member], member: Member) -> list[PeerId]:
-    """The members before and after in roster order: so everybody is watched by a second node."""
-    peers = [m.peer for m in members]
-    at = peers.index(member.peer)
-    around = [peers[at - 1], peers[(at + 1) % len(peers)]]
-    return [peer for peer in dict.fromkeys(around) if peer != member.peer]

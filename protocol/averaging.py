@@ -54,6 +54,7 @@ class Averaging:
         self, manifest: Manifest, me: PeerId, chain: Chain, seats: Mapping[int, Seat], emit: Callable[[Command], None]
     ) -> None:
         self._manifest, self._me, self._chain, self._seats, self._emit = manifest, me, chain, seats, emit
+        self._stages = frozenset(range(manifest.num_stages))
         self._mixing: dict[int, MixAhead] = {}
         self._head: RecordId = ""
         self._lacking: tuple[int, ...] = ()
@@ -73,8 +74,8 @@ class Averaging:
         self._mixing = wanted
 
     def _stages_to_make(self) -> tuple[int, ...]:
-        stages = range(self._manifest.num_stages)
-        return tuple(s for s in stages if s in self._chain.rebuilds or not self._chain.holders(s))
+        lacking = self._stages - self._chain.held
+        return tuple(sorted(lacking | self._chain.rebuilds.keys()))
 
     def _my_share(self, stage: int) -> MixAhead | None:
         """Only who holds one of two sources has something to fetch before it can mix."""

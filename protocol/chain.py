@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from protocol.ids import NO_BALLOT, Ballot, Member, PeerId, RecordId, StateId, hash_of, initial_state_id, next_state_id
@@ -325,9 +326,9 @@ class Chain:
 
     def after(self, head: RecordId) -> list[Decided] | None:
         """Records that follow `head`, oldest first; None if `head` is not known (any more)."""
-        kept = list(self._kept)
         if head == self.head:
             return []
+        kept = list(self._kept)
         for index, (_, decided) in enumerate(kept):
             if decided.record.parent == head:
                 return [d for _, d in kept[index:]]
@@ -343,6 +344,15 @@ class Chain:
         """Everybody on the roster, once, in roster order."""
         return list(self._seats.members.values())
 
+    @property
+    def by_peer(self) -> Mapping[PeerId, Member]:
+        """The same by name, in the same order."""
+        return self._seats.members
+
+    def around(self, peer: PeerId) -> list[PeerId]:
+        """The peers before and after one that is on the roster, in its order."""
+        return self._seats.around(peer)
+
     def member_of(self, peer: PeerId) -> Member | None:
         """The incarnation of `peer` that is on the roster."""
         return self._seats.members.get(peer)
@@ -351,6 +361,11 @@ class Chain:
         """Is this life of the peer on the roster?"""
         known = self._seats.members.get(member.peer)
         return known is not None and known.incarnation == member.incarnation
+
+    @property
+    def active_seats(self) -> frozenset[tuple[int, PeerId]]:
+        """(stage, peer) of all active replicas."""
+        return self._seats.active
 
     def is_active(self, stage: int, peer: PeerId) -> bool:
         """Is the peer an active replica of the stage?"""
@@ -370,7 +385,12 @@ class Chain:
 
     def holders(self, stage: int) -> list[Seating]:
         """Replicas with the stage's whole state, kept ones among them: active ones first."""
-        return [s for s in self._seats.at(stage) if s.role != "learner"]
+        return list(self._seats.holders_at(stage))
+
+    @property
+    def held(self) -> frozenset[int]:
+        """Stages that have such replicas."""
+        return self._seats.held
 
     def in_role(self, role: Role) -> list[Seating]:
         """Seats of all stages in this role, in roster order."""
@@ -379,6 +399,11 @@ class Chain:
     def num_computed(self, member: Member) -> int:
         """How many stages the member computes."""
         return self._seats.busy[member]
+
+    @property
+    def has_shared(self) -> bool:
+        """Does a member compute more than one stage?"""
+        return self._seats.are_shared
 
     def empty_stages(self) -> list[int]:
         """Stages without an active replica."""

@@ -32,11 +32,12 @@ def route_misfit(route: Route, manifest: Manifest, chain: Chain | None, evaluate
     if not 0 <= route.microbatch < known:
         return f"microbatch {route.microbatch} is none of 0..{known - 1}"
     order = stages_of(manifest.num_block_stages, route.microbatch % 2 == 1, manifest.swapped and not evaluate)
-    if len(route.hops) != len(order) or any(hop.stage != stage for hop, stage in zip(route.hops, order, strict=True)):
+    if tuple([hop.stage for hop in route.hops]) != order:
         return f"the route of microbatch {route.microbatch} does not visit stages {list(order)}"
     if route.hops[0].peer != route.hops[-1].peer:
         return f"the route of microbatch {route.microbatch} does not come back to where it began"
-    idle = [hop for hop in route.hops if chain and not chain.is_active(hop.stage, hop.peer)]
+    active = chain.active_seats if chain else None
+    idle = [hop for hop in route.hops if (hop.stage, hop.peer) not in active] if active is not None else []
     return f"peer {idle[0].peer[-8:]} is no active replica of stage {idle[0].stage}" if idle else ""
 
 

@@ -116,7 +116,7 @@ class Detours:
             if why:
                 return f"{reason}; peer {member.peer[-8:]} does not say what it has, and {why}"
             self._out += exclude(ledger, member, reason)
-        members = {member.peer: member for member in self._chain.members()}
+        members = self._chain.by_peer
         for member in [members[peer] for peer in self._view.silent_among(members, self._silence_s, now)]:
             silent_s = self._view.silent_s(member.peer, now)
             if member != self._me and is_seated(ledger, member) and not why_needed(ledger, member):

@@ -43,8 +43,9 @@ class Digests:
     def odd(self, stage: int) -> list[tuple[Member, str, str]]:
         """(member, its digest, the believed one) of the stage's replicas that hold something else."""
         found: dict[Member, tuple[Member, str, str]] = {}
-        holders = {s.member for s in self._chain.holders(stage)}
-        for state_id, told in self._states(stage).items():
+        disputed = [(state_id, told) for state_id, told in self._states(stage).items() if len(set(told.values())) > 1]
+        holders = {s.member for s in self._chain.holders(stage)} if disputed else set()
+        for state_id, told in disputed:
             right = self.believed(stage, state_id)
             for member, digest in told.items():
                 if right and member in holders and digest != right:

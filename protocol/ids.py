@@ -24,6 +24,13 @@ class Member:
     peer: PeerId
     incarnation: int
 
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True  # most often it is the one on the roster
+        if not isinstance(other, Member):
+            return NotImplemented
+        return self.peer == other.peer and self.incarnation == other.incarnation
+
     def __hash__(self) -> int:
         return hash(self.peer)  # a string remembers it
 

@@ -82,8 +82,7 @@ class Ledger:
 
     def seated(self, stage: int, member: Member) -> Seating | None:
         """The member's seat at the stage on this attempt's roster."""
-        row = self.seats[stage] if 0 <= stage < len(self.seats) else ()
-        return next((s for s in row if s.member == member), None)
+        return next((s for s in self.by_member().get(member, ()) if s.stage == stage), None)
 
     def by_member(self) -> dict[Member, list[Seating]]:
         """Who has a part in the attempt, and its seats by stage."""

@@ -72,9 +72,9 @@ class Losses:
 
     def look(self, now: float) -> list[tuple[PeerId, Member]]:
         """Judge the members that lapsed here; returns whom to ask about whom. Who is off the roster may be seated again."""
-        self._lost = {member: why for member, why in self._lost.items() if self._is_seated(member)}
-        probes = []
-        members = {member.peer: member for member in self._chain.members()}
+        if self._lost:
+            self._lost = {member: why for member, why in self._lost.items() if self._is_seated(member)}
+        probes, members = [], self._chain.by_peer
         for member in [members[peer] for peer in self._view.all_lapsed(members, now)]:
             if member != self._me and member not in self._lost:
                 probes += self._judge(member, now)

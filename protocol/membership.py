@@ -254,7 +254,7 @@ class Membership:
         """Whoever took a second seat for want of nodes gives it up when somebody else serves that stage: it stays as a copy,
         where one is missing."""
         chain = self._chain
-        for stage in range(self._manifest.num_stages):
+        for stage in range(self._manifest.num_stages) if chain.has_shared else ():
             active = chain.active(stage)
             shared = [s for s in active if chain.num_computed(s.member) > 1]
             if not shared or len(shared) == len(active):

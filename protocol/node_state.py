@@ -8,7 +8,7 @@ early payloads until their step is opened here. Messages to this node itself are
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from protocol.acceptor import Acceptor
@@ -405,20 +405,20 @@ class NodeState:
         self._check_finish(now)
 
     def _beat_all(self) -> None:
-        peers = dict.fromkeys([self.leader.peer, *self._watch])
-        if self.coordinator:
-            peers |= dict.fromkeys(m.peer for m in self.chain.members())
-            peers |= dict.fromkeys(self.coordinator.members.gathering.wishes)
-        if self.takeover.roll.is_on:
-            peers |= dict.fromkeys(m.peer for m in self.chain.members())
         beat = self._beat()
-        self._out += [SendMessage(peer, beat) for peer in peers if peer and peer != self._me]
+        self._out += [SendMessage(peer, beat) for peer in self._listeners() if peer and peer != self._me]
         if (newer := self.orders.unknown_to(self.outlook.order)) and self.coordinator is None:
             self._send(self.leader.peer, newer)
         if self.departure.is_on:
             self._send(self.leader.peer, self.departure.leave())
         for message in self.heartbeats.asks(leaves=self.departure.is_on):
             self._send(self.leader.peer, message)
+
+    def _listeners(self) -> Iterable[PeerId]:
+        """Whom it tells that it lives, each once; itself and '' may be among them."""
+        members = self.chain.by_peer if self.coordinator or self.takeover.roll.is_on else ()
+        wishes = self.coordinator.members.gathering.wishes if self.coordinator else ()
+        return dict.fromkeys([self.leader.peer, *self._watch, *members, *wishes])
 
     def _suspect_lapsed(self, now: float, again: bool) -> None:
         for peer in self._watch.lapsed(now, again):
@@ -482,10 +482,7 @@ class NodeState:
             self._go(self.departure.reason)
 
     def _go(self, reason: str, code: int = 0) -> None:
-        peers = dict.fromkeys([self.leader.peer, *self._watch])
-        if self.coordinator:
-            peers |= dict.fromkeys(m.peer for m in self.chain.members())
-        for peer in peers:
+        for peer in dict.fromkeys([self.leader.peer, *self._watch, *(self.chain.by_peer if self.coordinator else ())]):
             if peer != self._me:
                 self._send(peer, Goodbye(self.config.member, reason))
         self._exit(code, f"left: {reason}")

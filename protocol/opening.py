@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.assignment import MAX_WATCHED_NEIGHBOURS, ring
+from protocol.assignment import MAX_WATCHED_NEIGHBOURS
 from protocol.chain import Chain
 from protocol.ids import Member, PeerId, bitmap
 from protocol.ledger import Led, Ledger, contacts_of
@@ -28,7 +28,7 @@ def opening(member: Member, ledger: Ledger, chain: Chain, addresses: dict[PeerId
         )
         for s in seats
     )
-    neighbours, around = plan.neighbours(peer), ring(chain.members(), member)
+    neighbours, around = plan.neighbours(peer), chain.around(peer)
     watch = tuple(dict.fromkeys([*around, *neighbours[:MAX_WATCHED_NEIGHBOURS]]))
     contacts = contacts_of(list(dict.fromkeys([*neighbours, *around])), addresses)
     without, number = tuple(ledger.without), ledger.amendment

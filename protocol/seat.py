@@ -221,7 +221,7 @@ class Seat:
     def _start(self, op: str, incoming: Incoming, accumulate: bool) -> list[Command]:
         attempt, header = self._open(), incoming.header
         microbatch = header.route.microbatch
-        attempt.computing[op, microbatch] = replace(incoming, accumulate=accumulate)
+        attempt.computing[op, microbatch] = Incoming(header, incoming.handle, incoming.peer, accumulate)
         if accumulate and op in ("head", "backward", "embed_backward"):
             attempt.counted.add((op, microbatch))
         work = Work(
@@ -260,12 +260,14 @@ class Seat:
         forward = done.work.op in ("embed", "forward")
         hop = header.hop + 1 if forward else header.hop - 1
         kind: PipeKind = "forward" if forward else "backward"
-        out = self._send(replace(header, kind=kind, hop=hop), done.handle)
+        where = header.ballot, header.step, header.attempt, header.parent
+        out = self._send(PipeHeader(*where, kind, hop, header.route), done.handle)
         return out if (kind, done.work.microbatch) in self._open().sent else [*out, Release(done.handle)]
 
     def _send(self, header: PipeHeader, handle: int) -> list[Command]:
         attempt = self._open()
-        onward = replace(header, route=attempt.around(header.route))
+        route = attempt.around(header.route)
+        onward = header if route is header.route else replace(header, route=route)
         hop = onward.route.hops[onward.hop]
         if hop.stage in attempt.spare:
             attempt.sent[onward.kind, onward.route.microbatch] = onward, handle

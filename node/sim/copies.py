@@ -152,6 +152,12 @@ class Copies:
         """The seat is gone."""
         self._learning.pop((node, stage), None)
 
+    def forget(self, node: SimNode) -> None:
+        """It is gone."""
+        for book in (self._learning, self.ahead):
+            for key in [key for key in book if key[0] is node]:
+                del book[key]
+
     def keep(self, _node: SimNode, _command: KeepGradients) -> None:
         """Donors have what is asked for."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from node.sim.machine import Key, require
+from node.sim.machine import BrokenError, Key, require
 from node.sim.nodes import SimNode
 
 
@@ -14,7 +14,10 @@ def _kept(node: SimNode) -> tuple[Key, int] | None:
     bench = getattr(node.state, "bench", None)
     if bench is None or bench.open is None:
         return None
-    count = sum(len(seat.attempt.sent) for seat in bench.seats.values() if seat.attempt)
+    count = 0
+    for seat in bench.seats.values():
+        if seat.attempt:
+            count += len(seat.attempt.sent)
     return ((bench.open.step, bench.open.attempt), count) if count else None
 
 
@@ -37,8 +40,8 @@ class InFlight:
     def released(self, node: SimNode, handle: int) -> None:
         """One less."""
         tag = self._tags[node].get(handle)
-        require(tag is not None, f"{node!r} releases payload {handle}, which it was never given")
-        assert tag is not None
+        if tag is None:
+            raise BrokenError(f"{node!r} releases payload {handle}, which it was never given")
         self.count[tag] -= 1
 
     def forget(self, node: SimNode, handle: int) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from node.sim.in_flight import InFlight
-from node.sim.machine import Contribution, Key, SimSeat, require, sum_digest, whole_gradient
+from node.sim.machine import BrokenError, Contribution, Key, SimSeat, require, sum_digest, whole_gradient
 from node.sim.nodes import SimNode
 from node.sim.ownership import Ownership
 from protocol.chain import is_quorum
@@ -423,7 +423,8 @@ class Invariants:
             mine = tuple(share for share in shares if share.stage == stage)
             every: list[int] = []
             for share in mine:
-                require((stage, share.member) in place.seats, f"{share} is off the roster")
+                if (stage, share.member) not in place.seats:
+                    raise BrokenError(f"{share} is off the roster")
                 every += self._accumulated(share, (commit.step, commit.attempt))
             whole = list(range(self._manifest.batch.num_microbatches))
             require(sorted(every) == whole, f"S2: stage {stage} covers {sorted(every)} at step {commit.step}")
@@ -433,7 +434,8 @@ class Invariants:
         microbatches = members_of(share.microbatches)
         for microbatch in microbatches:
             times = self._noted[share.member, share.stage, key, microbatch]
-            require(times == 1, f"S2: {share} of {key}: microbatch {microbatch} noted {times} times")
+            if times != 1:
+                raise BrokenError(f"S2: {share} of {key}: microbatch {microbatch} noted {times} times")
         return microbatches
 
     # ---- S3 and the rest ----
@@ -455,7 +457,8 @@ class Invariants:
                 self._told_nobody(node, fields)
             known = self._child.get(fields["parent"], fields["record"])
             fine = fields["record"] in (known, *self.forks)
-            require(fine, f"S1: {node!r} notes {fields}, {known} was decided after its parent")
+            if not fine:
+                raise BrokenError(f"S1: {node!r} notes {fields}, {known} was decided after its parent")
             place = self.places[fields["record"]]
             self._lineages[node.spec.member] = place.lineage
             if place.epoch != self.places[fields["parent"]].epoch:
@@ -487,7 +490,8 @@ class Invariants:
     def _on_attempt(self, node: SimNode, work: Any) -> None:
         where, key = (node.spec.member, work.stage), (work.step, work.attempt)
         before = self._latest.get(where, (0, 0))
-        require(before <= key, f"{node!r}, stage {work.stage}: attempt {key} after {before}")
+        if before > key:
+            raise BrokenError(f"{node!r}, stage {work.stage}: attempt {key} after {before}")
         self._latest[where] = key
 
     def _on_release(self, node: SimNode, command: Release) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 import zlib
-from collections import Counter
 from dataclasses import dataclass, field
 
 from protocol.commands import Apply, Compute, Work
@@ -29,7 +28,7 @@ class BrokenError(AssertionError):
 
 
 def require(holds: bool, what: str) -> None:
-    """Raise `BrokenError(what)` unless it holds."""
+    """Raise `BrokenError(what)` unless it holds. What is checked at every event writes no sentence before it is needed."""
     if not holds:
         raise BrokenError(what)
 
@@ -38,21 +37,22 @@ class Pool:
     """Payload handles. `owned` counts what NodeState was given and has yet to release; the driver's own holds come on top."""
 
     def __init__(self) -> None:
-        self.owned: Counter[int] = Counter()
-        self._holds: Counter[int] = Counter()
+        self.owned: dict[int, int] = {}
+        self._holds: dict[int, int] = {}
         self._next = 1
 
     def give(self, handle: int = 0) -> int:
         """NodeState gets a new handle (or the given live one once more) and owes a Release for it."""
         if not handle:
             handle, self._next = self._next, self._next + 1
-        self.owned[handle] += 1
+        self.owned[handle] = self.owned.get(handle, 0) + 1
         return handle
 
     def hold(self, handle: int) -> None:
         """The driver needs the payload for a while; NodeState must own it now."""
-        require(self.owned[handle] > 0, f"payload {handle} is used after its Release, or was never given")
-        self._holds[handle] += 1
+        if handle not in self.owned:
+            raise BrokenError(f"payload {handle} is used after its Release, or was never given")
+        self._holds[handle] = self._holds.get(handle, 0) + 1
 
     def let_go(self, handle: int) -> None:
         """The driver is done with it."""
@@ -62,7 +62,8 @@ class Pool:
 
     def release(self, handle: int) -> None:
         """NodeState's Release."""
-        require(self.owned[handle] > 0, f"payload {handle} is released once too often")
+        if handle not in self.owned:
+            raise BrokenError(f"payload {handle} is released once too often")
         self.owned[handle] -= 1
         if not self.owned[handle]:
             del self.owned[handle]
@@ -100,8 +101,8 @@ class SimSeat:
         if work.op == "forward":
             self.retained.add((key, work.microbatch))
         elif work.op == "backward":
-            name = f"stage {self.stage}, microbatch {work.microbatch} of {key}"
-            require((key, work.microbatch) in self.retained, f"backward without a forward: {name}")
+            if (key, work.microbatch) not in self.retained:
+                raise BrokenError(f"backward without a forward: stage {self.stage}, microbatch {work.microbatch} of {key}")
             self.retained.discard((key, work.microbatch))
         if work.op in ("head", "backward", "embed_backward") and work.accumulate:
             self.gradients.setdefault(key, []).append((work.microbatch, work.op, self.digest))
@@ -148,18 +149,18 @@ class Thread:
         self.busy = False
         self.hung = False
         """The device does not answer: nothing that runs or waits ever ends."""
-        self._queue: list[tuple[int, int, int, Compute | Apply]] = []
+        self._queue: list[tuple[int, int, int, Compute | Apply, SimSeat | None]] = []
         self._sequence = 0
 
-    def put(self, job: Compute | Apply) -> None:
-        """Queue a job."""
+    def put(self, job: Compute | Apply, seat: SimSeat | None) -> None:
+        """Queue a job for a seat: another one in its place is not touched by it."""
         op, microbatch = (job.work.op, job.work.microbatch) if isinstance(job, Compute) else ("apply", 0)
         self._sequence += 1
-        heapq.heappush(self._queue, (PRIORITY[op], microbatch, self._sequence, job))
+        heapq.heappush(self._queue, (PRIORITY[op], microbatch, self._sequence, job, seat))
 
-    def next(self) -> Compute | Apply | None:
-        """The job to start now, if the thread is free and there is one."""
+    def next(self) -> tuple[Compute | Apply, SimSeat | None] | None:
+        """The job to start now and its seat, if the thread is free and there is one."""
         if self.busy or not self._queue:
             return None
         self.busy = True
-        return heapq.heappop(self._queue)[3]
+        return heapq.heappop(self._queue)[3:]

@@ -204,6 +204,12 @@ class Network:
         """For how long a payload takes the sender's uplink, and the receiver's downlink."""
         return num_bytes / self.rate(sender), num_bytes / self.rate(receiver)
 
+    def forget(self, now: float) -> None:
+        """What has arrived before now holds up nothing that is sent from now on."""
+        old = [lane for lane, at in self._last.items() if at < now]
+        for lane in old:
+            del self._last[lane]
+
     def _delay(self, sender: PeerId, receiver: PeerId) -> float:
         return self.latency(sender, receiver) * (1.0 + 0.25 * self._rng.random())
 

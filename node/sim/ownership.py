@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from node.sim.machine import require
+from node.sim.machine import BrokenError
 from protocol.ids import Ballot, Member, PeerId
 from protocol.messages import OpenStep
 
@@ -33,11 +33,22 @@ class Ownership:
             for microbatch in (*work.microbatches, *work.taken):
                 piece = (work.stage, microbatch)
                 known = owners.setdefault(piece, peer)
-                require(known == peer, f"S2: {piece} belongs to {known} and to {peer} in {number}")
+                if known != peer:
+                    raise BrokenError(f"S2: {piece} belongs to {known} and to {peer} in {number}")
                 given.add(piece)
+
+    def forget(self, step: int) -> None:
+        """Of steps before this one nothing is told any more."""
+        for key in [key for key in self.amendments if key[0] < step]:
+            del self.amendments[key]
+        for number in [number for number in self._owner if number[1] < step]:
+            del self._owner[number]
+        for given in [given for given in self._given if given[2] < step]:
+            del self._given[given]
 
     def accumulated(self, member: Member, ballot: Ballot, step: int, attempt: int, piece: Piece) -> None:
         """A member says that it has accumulated a microbatch."""
         given = self._given[member.peer, ballot, step, attempt]
-        fine = piece in given or member.peer == ballot.peer
-        require(fine, f"S2: {member} accumulates {piece} in attempt {attempt} at step {step}, and was given {sorted(given)}")
+        if piece not in given and member.peer != ballot.peer:
+            where = f"in attempt {attempt} at step {step}"
+            raise BrokenError(f"S2: {member} accumulates {piece} {where}, and was given {sorted(given)}")

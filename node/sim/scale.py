@@ -103,7 +103,7 @@ class Pairs(Network):
         if one == other:
             return super().latency(one, other)
         low, high = self._latency_range
-        return low + (high - low) * _part(" ".join(sorted((one, other))))
+        return low + (high - low) * _part(f"{one} {other}" if one < other else f"{other} {one}")
 
     def rate(self, peer: PeerId) -> float:
         """See `Network`."""
@@ -191,6 +191,7 @@ class Scale:
         step_s = (times[-1] - times[-MEASURED_STEPS - 1]) / MEASURED_STEPS
         ordinary, most, coordinator, kinds = self._bytes(MEASURED_STEPS)
         world.traffic = None
+        self.traffic.end()
         before, seconds = watch.step, 3600.0 * wanted.hours
         self._plan_losses(seconds)
         for hour in range(1, int(wanted.hours) + 1):

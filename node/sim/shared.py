@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from node.sim.nodes import SimNode
-from protocol.chain import Chain, Decided, Past
+from protocol.chain import KEPT_RECORDS, Chain, Decided, Past
 from protocol.ids import Member, PeerId, RecordId
 from protocol.manifest import Manifest
 from protocol.records import Commit, Record, Share, record_id
@@ -34,8 +34,8 @@ DERIVED = (
     "_seats",
 )
 """Attributes of a `Chain` that follow from its records alone."""
-MAX_KNOWN = 400
-"""Records of which the consequences are remembered."""
+MAX_KNOWN = 2 * KEPT_RECORDS
+"""Records of which the consequences are remembered. Who lacks more than is kept is told where the chain stands."""
 
 
 class Records:

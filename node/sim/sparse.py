@@ -12,14 +12,14 @@ Decisions, messages, payloads and computations are those of `World`. No node fre
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from node.sim.heap import World
 from node.sim.invariants import Invariants
 from node.sim.nodes import NodeSpec, SimNode
 from node.sim.shared import Lives, LivesView, Records, SharedChain
-from protocol.commands import Command, Introduce, Note, PublishLease, Release, SendMessage
+from protocol.commands import Introduce, Note, PublishLease, Release, SendMessage
 from protocol.events import Event, LeasesSeen, MessageReceived, Tick
 from protocol.ids import Member, PeerId
 from protocol.manifest import Manifest
@@ -35,6 +35,10 @@ RARE_LOOK_S = 15.0
 AWAKE_HEARTBEATS = 1.5
 """How long a node stays awake after its last reason, so that it beats once more."""
 KEPT_PLACES = 200
+KEPT_STEPS = 8
+"""Who is so far behind works on none of them any more."""
+FORGET_S = 600.0
+"""How often it is forgotten when what arrived long ago did so."""
 TOLD = ("recovered", "voided", "took_over", "forked", "digest_mismatch", "refused", "placed", "moved", "promoted", "suspected")
 
 
@@ -68,7 +72,7 @@ class SparseInvariants(Invariants):
 
     def _on_release(self, node: SimNode, command: Release) -> None:
         super()._on_release(node, command)
-        if node.pool.owned[command.handle] == 1:
+        if node.pool.owned.get(command.handle) == 1:
             self.payloads.forget(node, command.handle)
 
     def _append(self, record: Record, name: str) -> None:
@@ -77,6 +81,7 @@ class SparseInvariants(Invariants):
             del self.places[next(iter(self.places))]
         if isinstance(record, Commit):
             self._seen.clear()
+            self.owners.forget(record.step - KEPT_STEPS)
             old = [key for key in self._noted if key[2][0] < record.step]
             for key in old:
                 del self._noted[key]
@@ -87,13 +92,8 @@ class SparseState(NodeState):
 
     looks: Callable[[PeerId], bool]
 
-    def _beat_all(self) -> None:
-        before, self._out = self._out, []
-        super()._beat_all()
-        self._out = before + [command for command in self._out if not self._is_unheard(command)]
-
-    def _is_unheard(self, command: Command) -> bool:
-        return isinstance(command, SendMessage) and isinstance(command.message, Heartbeat) and not self.looks(command.peer)
+    def _listeners(self) -> Iterable[PeerId]:
+        return filter(self.looks, super()._listeners())
 
 
 class SparseWorld(World):
@@ -115,6 +115,7 @@ class SparseWorld(World):
         self._dull: dict[SimNode, tuple[Any, ...]] = {}
         self._beat_s = manifest.timing.heartbeat_s
         self.works.copies.look_again_s = self._beat_s
+        self._forgot_at = 0.0
 
     def _make(self, manifest: Manifest, spec: NodeSpec, address: str) -> NodeState:
         config = NodeConfig(manifest, spec.member, spec.name, address, spec.founder, spec.wished_stage, spec.memory_bytes)
@@ -132,6 +133,7 @@ class SparseWorld(World):
     def _boot(self, spec: NodeSpec) -> None:
         self.lives.silent.pop(spec.member.peer, None)
         super()._boot(spec)
+        self._by_address.clear()  # everybody is found by name, and the dead by nobody
 
     def _tick(self, node: SimNode) -> None:
         reason = self._reason(node)
@@ -185,6 +187,7 @@ class SparseWorld(World):
         self._until.pop(node, None)
         self._claims.pop(node.peer, None)
         self._dull.pop(node, None)
+        self.works.copies.forget(node)
         for other in list(self._asleep):
             if other.state.view.misses():  # type: ignore[attr-defined]
                 self.wake(other)
@@ -201,6 +204,9 @@ class SparseWorld(World):
     def look_at_members(self) -> None:
         """Wake those whose heartbeat or repeated report would tell the coordinator something; once a heartbeat."""
         self.post(self.now + self._beat_s, None, self.look_at_members)
+        if self.now - self._forgot_at > FORGET_S:
+            self._forgot_at = self.now
+            self.network.forget(self.now)
         for node in [n for n in (self.nodes[peer] for peer in list(self._claims)) if not n.dead]:
             coordinator = getattr(node.state, "coordinator", None)
             if coordinator:

@@ -39,6 +39,10 @@ class Traffic:
         self.received.clear()
         self._counts.clear()
 
+    def end(self) -> None:
+        """Nothing more is counted."""
+        self._names.clear()
+
     def mean(self, kind: str) -> float:
         """Bytes of one message."""
         return sum(sent[kind] for sent in self.sent.values()) / max(1, self._counts[kind])

@@ -79,8 +79,6 @@ class Works:
     def __init__(self, world: Surroundings) -> None:
         self._world = world
         self._reduces: dict[tuple[int, int, int, int, Any], Gathered] = {}
-        self._queued: dict[int, SimSeat | None] = {}
-        """By id of a job that waits or runs: the seat that it is for. Another one in its place is not touched by it."""
         self.copies = Copies(world)
         self.checkpoints = Checkpoints(world)
         self.gradient_bytes = GRADIENT_BYTES
@@ -156,27 +154,26 @@ class Works:
     def _queue_job(self, node: SimNode, command: Compute | Apply) -> None:
         if isinstance(command, Compute) and command.handle:
             node.pool.hold(command.handle)
-        self._queued[id(command)] = node.seats.get(_stage_of(command))
-        node.thread.put(command)
+        node.thread.put(command, node.seats.get(_stage_of(command)))
         self._start_job(node)
 
     def _start_job(self, node: SimNode) -> None:
-        job = node.thread.next()
-        if job is None:
+        queued = node.thread.next()
+        if queued is None:
             return
+        job, seat = queued
         op = job.work.op if isinstance(job, Compute) else "apply"
         took = COST[op] * node.spec.unit_s * (0.9 + 0.2 * self._world.rng.random()) * node.slowness
         node.num_slowed += node.slowness > 1.0
         if self.forgets_stale and isinstance(job, Compute) and self._is_stale(node, job.work):
             took = 0.0
-        self._world.post(self._world.now + took, node, self._finish_job, node, job, took)
+        self._world.post(self._world.now + took, node, self._finish_job, node, job, seat, took)
 
-    def _finish_job(self, node: SimNode, job: Compute | Apply, took: float) -> None:
+    def _finish_job(self, node: SimNode, job: Compute | Apply, seat: SimSeat | None, took: float) -> None:
         if node.thread.hung:
             return
         node.thread.busy = False
         self._start_job(node)
-        seat = self._queued.pop(id(job))
         if seat is not node.seats.get(_stage_of(job)):
             seat = None
         if isinstance(job, Apply):

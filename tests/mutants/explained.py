@@ -4,9 +4,6 @@ The key is what `--list` and the table call a mutant. One that the code does not
 """
 
 EXPLAINED: dict[str, str] = {
-    "protocol/checks.py route_misfit: False for True in `if len(route.hops) != len(order) or any(hop.stage != stage"
-    " for hop, stage in zip(route.hops, order, strict=True)):`": "both are as long where they are zipped: the lengths are"
-    " compared before",
     "protocol/coordinator.py Coordinator._hurry: without `seating` in `seating and seating.role != 'active' and"
     " self._urged.is_due((stage, member.peer), now)`": "who is missing is one of those seated, so there is a seating;"
     " said for the type checker",

@@ -11,13 +11,14 @@ import pytest
 from node.sim.invariants import Invariants
 from node.sim.machine import BrokenError, Pool
 from node.sim.nodes import Decider, NodeSpec, SimNode, real_state
+from node.sim.ownership import Ownership
 from node.sim.scenario import make_scenario
 from node.sim.trial import Trial
 from protocol.commands import Apply, Command, Compute, Note, Reduce, Release, SendMessage
 from protocol.events import Event
 from protocol.ids import Ballot, Member, RecordId
 from protocol.manifest import Manifest
-from protocol.messages import Decide
+from protocol.messages import Decide, OpenStep, SeatWork
 from protocol.records import Roster
 
 Twist = Callable[[Command], list[Command]]
@@ -203,3 +204,16 @@ def test_a_payload_is_not_used_after_its_release() -> None:
     pool.let_go(handle)
     with pytest.raises(BrokenError, match="after its Release"):
         pool.hold(handle)
+
+
+def test_who_owned_what_is_forgotten_with_its_step() -> None:
+    owners, ballot = Ownership(), Ballot(1, "c")
+    for step in (3, 4):
+        owners.told("a", OpenStep(ballot, step, 1, "", (SeatWork(2, "active", 0, (5,)),), (), (), (), step))
+    owners.forget(4)
+    assert owners.amendments == {(4, 1): 4}
+    owners.accumulated(Member("a", 1), ballot, 4, 1, (2, 5))
+    with pytest.raises(BrokenError, match="was given"):
+        owners.accumulated(Member("a", 1), ballot, 3, 1, (2, 5))
+    with pytest.raises(BrokenError, match="belongs to a"):
+        owners.told("b", OpenStep(ballot, 4, 1, "", (SeatWork(2, "active", 0, (5,)),), (), (), (), 4))

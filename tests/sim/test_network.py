@@ -77,3 +77,14 @@ def test_a_squeezed_link_is_slow_until_it_is_not() -> None:
     assert links.num_squeezed == {"a": 1}
     links.squeeze("a", None)
     assert links.payload("a", "b", 30.0, 1_000_000).at == pytest.approx(31.0)
+
+
+def test_what_has_arrived_holds_up_nothing_that_is_sent_later() -> None:
+    """To forget it changes no arrival; what is still on its way is remembered."""
+    remembers, forgets = network()[0], network()[0]
+    at = 0.0
+    for number in range(200):
+        at += 0.01
+        assert remembers.control("a", "b", at) == forgets.control("a", "b", at)
+        if number % 3 == 0:
+            forgets.forget(at)

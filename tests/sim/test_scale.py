@@ -109,6 +109,7 @@ def test_what_the_coordinator_says_is_little() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(300)
 def test_a_larger_swarm_says_no_more_per_node() -> None:
     few, many = (Scale(Wanted(nodes=nodes, hours=0.0)).run() for nodes in (50, 150))
     assert many.ordinary_bytes <= 1.1 * few.ordinary_bytes

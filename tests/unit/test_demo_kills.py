@@ -33,6 +33,12 @@ def test_a_stage_0_that_is_to_be_killed_has_copies(kill: tuple[str, ...], copies
     assert manifest_for(options, NO_DATA, 0).recovery.embedding_copies == copies
 
 
+def test_under_policy_redundant_stage_0_has_a_copy_like_any_other() -> None:
+    options = DemoOptions(block_stages=3, policy="redundant", kill=("0@30",))
+    recovery = manifest_for(options, NO_DATA, 0).recovery
+    assert (recovery.policy, recovery.embedding_copies) == ("redundant", 0)
+
+
 @pytest.mark.parametrize("word", ["2", "@5", "2@", "x@5", "2@x", "5@5", "-1@5", "2@0", "2@150"])
 def test_what_cannot_be_done_is_told(word: str) -> None:
     with pytest.raises(UnusableError, match="--kill"):

@@ -57,6 +57,16 @@ def test_without_copies_two_seats_are_two_seats() -> None:
     assert (seen.held, seen.step, seen.fastest) == ({0: 1, 1: 1}, 0, None)
 
 
+def test_under_policy_redundant_the_next_stage_is_a_copy() -> None:
+    manifest = a_manifest(num_block_stages=3, recovery={"policy": "redundant"})
+    held = {"a": (0, 1), "b": (1, 2), "c": (2, 3), "d": (0, 3), "e": (3,)}
+
+    async def look() -> Survey:
+        return await survey([lease(peer) for peer in held], Peers(held), manifest)
+
+    assert run_virtual(look()).held == {0: 1, 1: 1, 2: 1, 3: 2}
+
+
 @pytest.mark.parametrize("step_s", [0.3, 2.0, 3.5])
 def test_the_swarms_pace(step_s: float) -> None:
     peers = Peers({"a": (1,)}, step_s=step_s)

@@ -18,6 +18,7 @@ def add_to(app: typer.Typer) -> None:
     lab = typer.Typer(no_args_is_help=True, help="Measure recovery policies.")
     lab.command()(forks)
     lab.command()(grid)
+    lab.command()(report)
     app.add_typer(lab, name="lab", rich_help_panel=PANEL)
 
 
@@ -103,4 +104,33 @@ def grid(
     picked = tuple(policy or ()), tuple(rate or ()), tuple(seed or ())
     told = run_grid(GridOptions(work, plan or FROZEN, quick, *picked, data, jobs, 60 * minutes))
     print(json.dumps(told))
+    return 0
+
+
+def report(
+    raw: Annotated[Path, typer.Option("--raw", metavar="FILE", help="What `regrow lab grid` kept.")] = Path(
+        "lab-work/grid.jsonl"
+    ),
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Gets report.md, results.json and plots.")] = Path(
+        "docs/lab"
+    ),
+    quick: Annotated[bool, typer.Option("--quick", help="Of runs that were made with --quick.")] = False,
+    plan: Annotated[
+        Path | None, typer.Option("--plan", metavar="FILE", help="The plan of the runs. Default: that of this version.")
+    ] = None,
+    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Plots need matplotlib.")] = True,
+) -> int:
+    """Tables, plots and results.json of the grid, recomputed from its raw runs; what is missing is named.
+
+    The last line on stdout is JSON.
+
+    Example: **regrow lab report --raw lab-work/grid.jsonl --out docs/lab**
+    """
+    from node.lab.grid.draw import QUICK, plan_of
+    from node.lab.grid.plan import FROZEN, read_plan
+    from node.lab.grid.report import ReportOptions
+    from node.lab.grid.report import report as write
+
+    of = plan_of(QUICK) if quick else read_plan(plan or FROZEN)
+    print(json.dumps(write(ReportOptions(raw, out, of, plots))))
     return 0

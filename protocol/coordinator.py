@@ -262,7 +262,7 @@ class Coordinator:
     def _hurry(self, ledger: Ledger, now: float) -> None:
         """A passive replica has nothing to report before a reduce, so its StartReduce is repeated unasked; and a reduce in
         which nothing comes of that for long is given up, whoever lives."""
-        missing = ledger.missing()
+        missing = ledger.missing() if ledger.started or ledger.amendment else []
         for stage, member in (late for late in missing if late[0] in ledger.started):
             seating = ledger.seated(stage, member)
             if seating and seating.role != "active" and self._urged.is_due((stage, member.peer), now):

@@ -74,11 +74,20 @@ class Losses:
         """Judge the members that lapsed here; returns whom to ask about whom. Who is off the roster may be seated again."""
         if self._lost:
             self._lost = {member: why for member, why in self._lost.items() if self._is_seated(member)}
+        self._forget_old(now)
         probes, members = [], self._chain.by_peer
         for member in [members[peer] for peer in self._view.all_lapsed(members, now)]:
             if member != self._me and member not in self._lost:
                 probes += self._judge(member, now)
         return probes
+
+    def _forget_old(self, now: float) -> None:
+        """Opinions that do not count any more, also of members that have left."""
+        if self._opinions:
+            recent = {m: {p: at for p, at in by.items() if now - at <= self._opinion_s} for m, by in self._opinions.items()}
+            self._opinions = {member: by for member, by in recent.items() if by}
+        if self._probed:
+            self._probed = {member: at for member, at in self._probed.items() if now - at <= self._opinion_s}
 
     def _judge(self, member: Member, now: float) -> list[tuple[PeerId, Member]]:
         """A loss needs the lapse here and at a second node, where a third node that still lives is on the roster."""

@@ -113,6 +113,8 @@ class SparseWorld(World):
         self._until: dict[SimNode, float] = {}
         self._claims: dict[PeerId, int] = {}
         self._dull: dict[SimNode, tuple[Any, ...]] = {}
+        self._here: tuple[Any, ...] = ()
+        """Where the coordinator stood when it was last looked at: one object as long as it stands there."""
         self._beat_s = manifest.timing.heartbeat_s
         self.works.copies.look_again_s = self._beat_s
         self._forgot_at = 0.0
@@ -217,9 +219,12 @@ class SparseWorld(World):
         head, ledger = node.state.chain.head, coordinator.ledger  # type: ignore[attr-defined]
         attempt = (ledger.step, ledger.attempt, ledger.amendment, len(ledger.started)) if ledger else ()
         here = node.peer, coordinator.ballot, coordinator.herald.serial, head, attempt
-        for member in node.state.chain.members():  # type: ignore[attr-defined]
-            other = self.nodes[member.peer]
-            if other not in self._asleep or other.spec.member != member or self._dull.get(other) == here:
+        if here == self._here:
+            here = self._here
+        self._here, nodes, dull = here, self.nodes, self._dull
+        for peer, member in node.state.chain.by_peer.items():  # type: ignore[attr-defined]
+            other = nodes[peer]
+            if dull.get(other) is here or other not in self._asleep or other.spec.member != member:
                 continue
             if self._is_news(other, coordinator, head, ledger):
                 self.wake(other)

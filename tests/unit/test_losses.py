@@ -22,6 +22,7 @@ from protocol.messages import (
     Propose,
     Route,
     Standing,
+    Suspect,
     VoidStep,
     Wish,
 )
@@ -211,3 +212,22 @@ def test_a_restarted_coordinator_leads_no_more() -> None:
     node = led_node()
     node.handle(MessageReceived("lead", 2, Heartbeat(2, Ballot(0, ""), "", 0, 0)), 0.2)
     assert ticks(node, 0.25, 0.5, heard_at=0.2) == ["waiting: the coordinator lead was restarted and leads no more"]
+
+
+def test_opinions_of_old_are_forgotten_though_nobody_was_lost() -> None:
+    """A member that was suspected may leave in order; a coordinator that leads for months remembers none of them."""
+    chain, coordinator = seated()
+    lapse_s = MANIFEST.timing.lapse_s
+    for member in chain.members():
+        coordinator._view.expect(member.peer, 0.0)
+    coordinator.on_suspect("holder1", Suspect(holder(2), "not heard"), 1.0)
+    coordinator.on_tick(1.5 * lapse_s)
+    losses = coordinator._losses
+    assert losses._opinions == {holder(2): {"holder1": 1.0}}
+    for member in chain.members():
+        coordinator._view.heard(member.peer, 4 * lapse_s)
+    coordinator.on_tick(1.0 + 2 * lapse_s)
+    assert losses._opinions, "it still counts"
+    coordinator.on_tick(4 * lapse_s)
+    assert not losses._opinions
+    assert not losses._probed

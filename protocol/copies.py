@@ -53,7 +53,7 @@ def is_copy(seating: Seating, chain: Chain) -> bool:
     if seating.role in ("active", "parked"):
         return False
     if chain.manifest.redundant:
-        return any(s.role == "active" and s.stage != seating.stage for s in chain.seats_of(seating.member))
+        return any(s.role == "active" for s in chain.seats_of(seating.member))
     return not seating.stage and any(s.stage for s in chain.seats_of(seating.member))
 
 

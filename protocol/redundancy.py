@@ -3,7 +3,8 @@
 Whoever sends an activation on runs the next stage's forward pass on it as well, at its passive replica of that stage. The
 result is thrown away: the gradients that a lost replica had accumulated in the open step are gone with it, so that the attempt
 is void whatever else was kept, and begins again at the promoted replica. The pass costs the time that it costs in Bamboo, and
-is no part of any sum. A sum in which such a replica takes part waits until its passes are done, so none is left out.
+is no part of any sum. (Bamboo keeps the result on the host, and makes up for those gradients within the step.) A sum in which
+such a replica takes part waits until its passes are done, so none is left out.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def told(event: Mapping[str, Any]) -> str:
     stage = event.get("stage")
     match event.get("type"):
         case "lost":
-            return f"stage {stage} lost its holder: {event['reason']}"
+            return f"stage {stage} lost a holder: {event['reason']}"
         case "promoted":
             return f"stage {stage} goes on at once: a copy of it is exact"
         case "rebuild":

@@ -124,7 +124,7 @@ def test_a_killed_stage_regrows_on_the_screen(text: Path, tmp: Path) -> None:
     result = json.loads(out.splitlines()[-1])
     assert (result["steps"], result["recoveries"], len(result["pids"])) == (20, 1, 4)
     assert "the only holder of stage 1" in err
-    assert "stage 1 lost its holder: not heard for" in err
+    assert "stage 1 lost a holder: not heard for" in err
     assert "stage 1 is rebuilt: 1.00 of stage 2" in err, "S1 has one block neighbour"
     assert "handed over in" in err
     assert os.listdir(tmp) == []

@@ -13,7 +13,7 @@ from node.sim.machine import BrokenError
 from node.sim.nodes import NodeSpec
 from node.sim.redundancy import Redundant
 
-SEEDS = range(12)
+SEEDS = range(6)
 WARM, STEPS = 3, 12
 MORE_SEEDS = range(1000, 1060)
 

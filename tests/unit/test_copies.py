@@ -114,8 +114,14 @@ def test_a_copy_is_not_there_to_compute() -> None:
     before = run.seats()
     run.settle()
     assert run.seats() == before, "copies that have proved themselves stay copies"
+    run.lose("two")
+    promoted = [s for s in run.chain.seats_of(member("one")) if s.role == "active"]
+    assert [(s.stage, is_copy(s, run.chain)) for s in promoted] == [(1, False), (2, False)]
+    assert not is_copy(Seating(0, member("one"), "parked"), run.chain)
     alone = Run(more=(Seating(1, NEW, "passive"),))
     assert not is_copy(Seating(1, NEW, "passive"), alone.chain), "who holds nothing else is a replica to be"
+    moves = Run(more=(Seating(1, NEW, "passive"), Seating(3, NEW, "learner")))
+    assert not any(is_copy(s, moves.chain) for s in moves.chain.seats_of(NEW)), "nor is one who computes nothing yet"
 
 
 @pytest.mark.parametrize("lost", ["one", "two", "three"])

@@ -184,7 +184,7 @@ class _Node:
         tokens.open()
         if not manifest.local and only_by_path(manifest.data):
             self._screen.line(NO_OWNER)
-        kept = manifest.recovery.embedding_copies or manifest.redundant or manifest.keeps_shadows
+        kept = manifest.recovery.embedding_copies or manifest.copies_stages or manifest.keeps_shadows
         if manifest.recovery.rebuilds and not kept:
             self._screen.line(NO_COPY)
         past = Past(home.store, manifest.digest)

@@ -13,7 +13,7 @@ from node.transport.config import Description
 from protocol.forecast import Forecast, Machine, forecast
 from protocol.manifest import Manifest
 from protocol.messages import Contact
-from protocol.sizes import Traffic, human_bytes, model_parameters, num_copies
+from protocol.sizes import Traffic, copied_stage, human_bytes, model_parameters, num_copies
 
 MAX_ASKED = 32
 """Peers that are asked at once."""
@@ -63,12 +63,13 @@ async def survey(leases: Sequence[Lease], asks: Describes, manifest: Manifest) -
 
 
 def _active(held: Iterable[tuple[int, ...]], manifest: Manifest) -> dict[int, int]:
-    """Replicas by stage. Who holds stage 0 beside another one has an embedding copy, where the run keeps such; under policy
-    redundant a stage after another one that is held is a copy."""
+    """Replicas by stage. Who holds stage 0 beside another one has an embedding copy, where the run keeps such; where each stage
+    has a copy, one that goes with another one that is held is that."""
     counts: Counter[int] = Counter()
     for stages in held:
-        if manifest.redundant:
-            counts.update([s for s in stages if (s - 1) % manifest.num_stages not in stages] or stages)
+        if manifest.copies_stages:
+            copies = {copied_stage(manifest, s) for s in stages}
+            counts.update([s for s in stages if s not in copies] or stages)
             continue
         is_copy = len(stages) > 1 and num_copies(manifest) > 0
         counts.update(stage for stage in stages if stage or not is_copy)

@@ -2,7 +2,8 @@
 
 Embedding copies: `recovery.embedding_copies` of stage 0 at the ends of the pipe. Policy `redundant` (Bamboo, NSDI 2023): each
 stage at every replica of the stage before it, stage 0 at those of the last one. Who computes the stage itself holds no copy of
-it: where that leaves nobody, as after a promotion, the stage before that one keeps the copy.
+it: where that leaves nobody, as after a promotion, the stage before that one keeps the copy. Policy `shadow` with
+`shadow_every` 1: each stage at one node half way round the pipe (`protocol.shadow_place`).
 """
 
 from __future__ import annotations
@@ -32,19 +33,23 @@ def copy_candidates(rows: Sequence[Sequence[Member]]) -> list[Member]:
     return chosen
 
 
-def hosts(stage: int, rows: Sequence[Sequence[Member]]) -> list[Member]:
-    """Policy redundant: who holds the copies of a stage. `rows[stage]`: members that compute the stage."""
-    for back in range(1, len(rows)):
-        row = [m for m in rows[(stage - back) % len(rows)] if m not in rows[stage]]
+def hosts(stage: int, rows: Sequence[Sequence[Member]], half_way: bool = False) -> list[Member]:
+    """Who holds the copies of a stage: those of the stage before it, or (`half_way`) one that is as far from it as can be.
+    `rows[stage]`: members that compute the stage."""
+    num = len(rows)
+    ways = sorted(range(1, num), key=lambda back: (-min(back, num - back), -back)) if half_way else range(1, num)
+    for back in ways:
+        row = [m for m in rows[(stage - back) % num] if m not in rows[stage]]
         if row:
-            return row
+            return row[:1] if half_way else row
     return []
 
 
 def first_copies(manifest: Manifest, rows: Sequence[Sequence[Member]]) -> list[Seating]:
     """Beside the first active ones, `rows[stage]`."""
-    if manifest.redundant:
-        return [Seating(stage, member, "passive") for stage in range(len(rows)) for member in hosts(stage, rows)]
+    if manifest.copies_stages:
+        found = {stage: hosts(stage, rows, manifest.has_exact_shadows) for stage in range(len(rows))}
+        return [Seating(stage, member, "passive") for stage, members in found.items() for member in members]
     return [Seating(0, member, "passive") for member in copy_candidates(rows)[: wanted_copies(manifest)]]
 
 
@@ -52,7 +57,7 @@ def is_copy(seating: Seating, chain: Chain) -> bool:
     """Is it a copy on a node that serves another stage? Others are there to compute."""
     if seating.role in ("active", "parked"):
         return False
-    if chain.manifest.redundant:
+    if chain.manifest.copies_stages:
         return any(s.role == "active" for s in chain.seats_of(seating.member))
     return not seating.stage and any(s.stage for s in chain.seats_of(seating.member))
 
@@ -65,7 +70,7 @@ class Copies:
 
     def missing(self, going: Collection[Member]) -> list[Seating]:
         """Learners that are to be copies, so many as are missing when those that go are gone."""
-        if self._manifest.redundant:
+        if self._manifest.copies_stages:
             computed = [stage for stage in range(self._manifest.num_stages) if self._chain.active(stage)]
             return [self._learner(stage, m) for stage in computed for m in self._hosts(stage, going) if not self._has(stage, m)]
         have = [s for s in self._chain.seated(0) if is_copy(s, self._chain) and s.member not in going]
@@ -86,18 +91,18 @@ class Copies:
     def _hosts(self, stage: int, going: Collection[Member], besides: Collection[Seating] = ()) -> list[Member]:
         stages = range(self._manifest.num_stages)
         rows = [[s.member for s in self._chain.active(i) if s.member not in going and s not in besides] for i in stages]
-        return hosts(stage, rows)
+        return hosts(stage, rows, self._manifest.has_exact_shadows)
 
     def stays(self, relieved: Seating) -> bool:
         """Is a copy to be kept by whoever computes the stage and need not any more?"""
-        if self._manifest.redundant:
+        if self._manifest.copies_stages:
             return relieved.member in self._hosts(relieved.stage, (), (relieved,))
         copies = sum(is_copy(s, self._chain) for s in self._chain.seated(0))
         return relieved.stage == 0 and copies < wanted_copies(self._manifest)
 
     def needless(self, idle: Sequence[Seating], going: Collection[Member]) -> tuple[Seating, ...]:
         """Which of these seats, of members that compute other stages, are of no use: others compute their stages as well."""
-        if self._manifest.redundant:
+        if self._manifest.copies_stages:
             return tuple(s for s in idle if not self._is_of_use(s, going))
         copies = sorted((s for s in idle if s.stage == 0 and s.member not in going), key=lambda s: s.role == "learner")
         return (*(s for s in idle if s.stage), *copies[wanted_copies(self._manifest) :])
@@ -112,5 +117,5 @@ class Copies:
 
     def beside(self, mover: Seating) -> tuple[Seating, ...]:
         """Policy redundant: copies that are given up by whoever gives up this seat, for their stages' sake."""
-        mine = self._chain.seats_of(mover.member) if self._manifest.redundant else ()
+        mine = self._chain.seats_of(mover.member) if self._manifest.copies_stages else ()
         return tuple(s for s in mine if s.stage != mover.stage and s.role != "active")

@@ -186,7 +186,7 @@ class RecoverySection(Section):
     )
 
     shadow_every: int = Field(
-        0, ge=0, le=MAX_SHADOW_STEPS, description="shadow only: what is kept of a stage is of steps at most so many apart."
+        0, ge=0, le=MAX_SHADOW_STEPS, description="shadow only: chunks that are kept are at most so many steps apart; 1: exact."
     )
     shadow_dtype: Literal["bf16", "fp32"] = Field("bf16", description="shadow only: how it is sent and kept.")
     shadow_moments: bool = Field(False, description="shadow only: with the optimizer's moments (3 x the bytes).")
@@ -215,13 +215,16 @@ class RecoverySection(Section):
 
     @model_validator(mode="after")
     def _has_shadows(self) -> Self:
-        if self.policy == "shadow" and self.shadow_every < 2:
-            raise ValueError("policy shadow needs shadow_every: a number of steps, 2 or more")
-        if self.policy != "shadow":
-            fields = type(self).model_fields
-            named = [name for name in fields if name.startswith("shadow_") and getattr(self, name) != fields[name].default]
-            if named:
-                raise ValueError(f"{named[0]} is for policy shadow, not {self.policy}; leave it out")
+        fields = type(self).model_fields
+        named = [name for name in fields if name.startswith("shadow_") and getattr(self, name) != fields[name].default]
+        if self.policy != "shadow" and named:
+            raise ValueError(f"{named[0]} is for policy shadow, not {self.policy}; leave it out")
+        if self.policy == "shadow" and not self.shadow_every:
+            raise ValueError("policy shadow needs shadow_every: a number of steps; 1: an exact copy of each stage")
+        if self.shadow_every == 1 and named[1:]:
+            raise ValueError(f"{named[1]} is not for shadow_every 1, whose copies take part in each sum; leave it out")
+        if self.shadow_every == 1 and self.embedding_copies:
+            raise ValueError("embedding_copies is not for shadow_every 1, which keeps a copy of every stage; leave it out")
         return self
 
     @model_validator(mode="after")
@@ -346,8 +349,18 @@ class Manifest(Section):
 
     @property
     def keeps_shadows(self) -> bool:
-        """Does another node keep something of each stage?"""
-        return self.recovery.policy == "shadow"
+        """Does another node keep chunks of each stage, some steps old?"""
+        return self.recovery.policy == "shadow" and not self.has_exact_shadows
+
+    @property
+    def has_exact_shadows(self) -> bool:
+        """Is what another node keeps of each stage a passive replica of it?"""
+        return self.recovery.policy == "shadow" and self.recovery.shadow_every == 1
+
+    @property
+    def copies_stages(self) -> bool:
+        """Does each stage have a passive replica at a node that computes another one?"""
+        return self.redundant or self.has_exact_shadows
 
     @property
     def redraws(self) -> bool:

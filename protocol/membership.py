@@ -196,7 +196,7 @@ class Membership:
     def _missing(self, going: Sequence[Member]) -> list[Seating]:
         """Copies to be, at nodes that have room for them."""
         missing, heirs = self._copies.missing(going), self.handover.heirs
-        return [s for s in missing if heirs.can_copy(s.stage, s.member)] if self._manifest.redundant else missing
+        return [s for s in missing if heirs.can_copy(s.stage, s.member)] if self._manifest.copies_stages else missing
 
     def _goes_last_s(self) -> float:
         heartbeats = LEAD_HEARTBEATS[len(self.handover.leaving) > 1]

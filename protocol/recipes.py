@@ -67,7 +67,8 @@ def beyond_recovery(lacking: Collection[int], step: int, manifest: Manifest) -> 
     if not manifest.recovery.rebuilds or not step:
         return ""
     if 0 in lacking:
-        named = "recovery.policy redundant" if manifest.redundant else f"recovery.embedding_copies {copies}" if copies else ""
+        every = f"recovery.policy {manifest.recovery.policy}" if manifest.copies_stages or manifest.keeps_shadows else ""
+        named = every or (f"recovery.embedding_copies {copies}" if copies else "")
         kept = f"its copies ({named}) are gone with it" if named else "recovery.embedding_copies is 0"
         why = f"stage 0 is lost, and {kept}; it cannot be made of other stages"
     elif len(lacking) >= manifest.num_block_stages and not manifest.redraws:

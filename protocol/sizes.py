@@ -67,10 +67,10 @@ def state_bytes(manifest: Manifest, stage: int) -> int:
 
 
 def need_bytes(manifest: Manifest, stage: int, replicas: int = 1) -> int:
-    """Memory that a node needs to train one seat of this stage while the stage has so many active replicas. Under policy
-    redundant twice that: its copy of the next stage is one that it may have to train at once. Under policy shadow with what is
-    kept there of another stage, where each stage has one holder."""
-    twice = seat_bytes(manifest, next_stage(manifest, stage), replicas) if manifest.redundant else 0
+    """Memory that a node needs to train one seat of this stage while the stage has so many active replicas. Where each stage is
+    copied (policies redundant and shadow) twice that: its copy of another stage is one that it may have to train at once. Else
+    under policy shadow with what is kept there of another stage, where each stage has one holder."""
+    twice = seat_bytes(manifest, copied_stage(manifest, stage), replicas) if manifest.copies_stages else 0
     kept = shadow_bytes(manifest, _kept_at(manifest, stage))
     return PROCESS_BYTES + seat_bytes(manifest, stage, replicas) + twice + kept
 
@@ -158,10 +158,10 @@ def _sharers(manifest: Manifest, stage: int, replicas: int) -> int:
 
 
 def num_copies(manifest: Manifest, stage: int = 0, replicas: int = 1) -> int:
-    """Copies of the stage that the run keeps, where it has nodes for them: of the embedding, or under policy redundant of each
-    stage as many as the stage before has replicas, here taken for as many as the stage's own."""
-    if manifest.redundant:
-        return replicas
+    """Copies of the stage that the run keeps, where it has nodes for them: of the embedding; under policy redundant of each
+    stage as many as the stage before has replicas, here taken for as many as the stage's own; one that is an exact shadow."""
+    if manifest.copies_stages:
+        return 1 if manifest.has_exact_shadows else replicas
     if stage or manifest.recovery.policy == "none":
         return 0
     return min(manifest.recovery.embedding_copies, manifest.num_block_stages)
@@ -172,6 +172,11 @@ def next_stage(manifest: Manifest, stage: int) -> int:
     return (stage + 1) % manifest.num_stages
 
 
+def copied_stage(manifest: Manifest, stage: int) -> int:
+    """Of which the node that computes this stage holds a copy, where each stage has one."""
+    return next_stage(manifest, stage) if manifest.redundant else _kept_at(manifest, stage)
+
+
 # ---- the wire ----
 
 
@@ -180,15 +185,15 @@ def step_traffic(manifest: Manifest, stage: int, replicas: int = 1) -> Traffic:
 
     Each microbatch passes twice, as an activation and as a gradient, in and out (at stage 0: out as an embedding, in at the
     head, and the gradients the other way). A reduce over r replicas sends (r - 1)/r of the gradient as parts and as many sums;
-    each copy is sent the sums as well. Under policy redundant the node is sent those of the next stage. A shadow is sent anew
+    each copy is sent the sums as well, and the node those of the stage of its own copy. A shadow that is not exact is sent anew
     every few steps, by one replica.
     """
     pipe = 2 * -(-manifest.batch.num_microbatches // replicas) * payload_bytes(manifest)
     gradient = WIRE_BYTES[manifest.wire.gradients] * stage_parameters(manifest, stage)
     share, others = gradient // replicas, replicas - 1
     passive = _sharers(manifest, stage, replicas) - replicas
-    next_parameters = stage_parameters(manifest, next_stage(manifest, stage)) if manifest.redundant else 0
-    copied = WIRE_BYTES[manifest.wire.gradients] * next_parameters
+    copied_parameters = stage_parameters(manifest, copied_stage(manifest, stage)) if manifest.copies_stages else 0
+    copied = WIRE_BYTES[manifest.wire.gradients] * copied_parameters
     kept, sent = (_shadow_per_step(manifest, s) for s in (_kept_at(manifest, stage), stage))
     return Traffic(pipe + 2 * others * share + copied + kept, pipe + (2 * others + passive) * share + sent)
 
@@ -198,15 +203,15 @@ def _shadow_per_step(manifest: Manifest, stage: int) -> int:
 
 
 def join_bytes(manifest: Manifest, stage: int, has_tokens: bool = False) -> int:
-    """What a newcomer downloads once training has begun: the stage's state (under policy redundant that of the next one too),
-    and for stage 0 the token shards."""
-    copied = state_bytes(manifest, next_stage(manifest, stage)) if manifest.redundant else 0
+    """What a newcomer downloads once training has begun: the stage's state (and that of the one that it copies), and for
+    stage 0 the token shards."""
+    copied = state_bytes(manifest, copied_stage(manifest, stage)) if manifest.copies_stages else 0
     return state_bytes(manifest, stage) + copied + data_bytes(manifest, stage, has_tokens)
 
 
 def data_bytes(manifest: Manifest, stage: int, has_tokens: bool = False) -> int:
-    """Token shards that whoever computes the stage has to have: for stage 0, or its copy under policy redundant."""
-    is_read = stage == 0 or (manifest.redundant and next_stage(manifest, stage) == 0)
+    """Token shards that whoever computes the stage has to have: for stage 0, or its copy where each stage has one."""
+    is_read = stage == 0 or (manifest.copies_stages and copied_stage(manifest, stage) == 0)
     return token_bytes(manifest) if is_read and not has_tokens else 0
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 PRESET = "tiny"
 STEPS = 150
 WARMUP_STEPS = 5
-SAVE_EVERY = 10
+SAVE_EVERY = SHADOW_EVERY = 10
 NO_DATA = DataSection.model_validate({"train": [{"digest": "0" * 64, "num_bytes": 1 << 20, "num_tokens": 1 << 19}]})
 
 
@@ -40,10 +40,12 @@ def manifest_for(options: DemoOptions, data: DataSection, vocab_size: int, folde
         "recovery.newcomer_wait_s=0.0",
         f"optimizer.warmup_steps={min(WARMUP_STEPS, steps - 1)}",
     ]
-    if options.policy not in ("checkpoint", "redundant") and any(word.startswith("0@") for word in options.kill):
+    if options.policy not in ("checkpoint", "redundant", "shadow") and any(word.startswith("0@") for word in options.kill):
         changes.append("recovery.embedding_copies=2")  # Whatever the policy keeps by itself: stage 0 comes back from a copy.
     if options.policy == "checkpoint":
         changes += [f"recovery.checkpoint_every={SAVE_EVERY}", f"recovery.checkpoint_store={(folder / 'saved').resolve()}"]
+    if options.policy == "shadow":
+        changes.append(f"recovery.shadow_every={SHADOW_EVERY}")
     if vocab_size:
         changes.append(f"model.vocab_size={vocab_size}")
     return build(

@@ -14,7 +14,7 @@ from node.sim.life import Life
 from node.sim.mixed import Mixed
 from node.sim.mixture import Options
 from node.sim.parting import Parting
-from node.sim.redundancy import Redundant
+from node.sim.redundancy import ExactShadow, Redundant
 from node.sim.regrowth import Regrowth
 from node.sim.remnant import Remnant, Scattered
 from node.sim.rerouting import Rerouting
@@ -39,6 +39,7 @@ NARROW: dict[str, Callable[[int], Life[Any]]] = {
     CutOff.name: CutOff,
     Rerouting.name: Rerouting,
     Redundant.name: Redundant,
+    ExactShadow.name: ExactShadow,
     **{name: lambda seed, phase=phase: Trial(make_takeover(seed, phase)) for name, phase in TAKEOVERS.items()},  # type: ignore[misc]
 }
 """Lives in which only one thing happens. `takeover-PHASE`: the coordinator goes before it does this."""

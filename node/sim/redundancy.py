@@ -94,7 +94,7 @@ class Redundant(Life[Kept]):
         rows = [place.active(stage) for stage in range(self.num_stages)]
         for stage in range(self.num_stages):
             passive = {m for (s, m), seating in place.seats.items() if (s, seating.role) == (stage, "passive")}
-            if not rows[stage] or passive != set(hosts(stage, rows)):
+            if not rows[stage] or passive != set(hosts(stage, rows, self.manifest.has_exact_shadows)):
                 return False
         return True
 
@@ -147,3 +147,18 @@ class Redundant(Life[Kept]):
         """Whoever has held a copy for some steps has run its stage's passes as well."""
         seats = [seat for node in self.world.alive() for seat in node.seats.values()]
         self.counts["passed twice"] += sum(seat.num_passed_twice for seat in seats)
+
+
+class ExactShadow(Redundant):
+    """The same under policy shadow with `shadow_every` 1: one copy of each stage, half way round, and no second passes."""
+
+    name = "exact-shadow"
+
+    def _data(self) -> dict[str, Any]:
+        data = super()._data()
+        data["recovery"] |= {"policy": "shadow", "shadow_every": 1}
+        return data
+
+    def _check_passes(self) -> None:
+        super()._check_passes()
+        require(not self.counts["passed twice"], "a shadow computes nothing")

@@ -15,6 +15,7 @@ from safetensors.numpy import load
 from node import http_client
 from node.demo.process import NodeProcess
 from tests.integration.ends import Ending
+from tests.integration.test_redundant import digests, roles
 from tests.tools.contract import violations
 from tests.tools.material import write_manifest
 from tests.tools.organiser import Organiser
@@ -28,8 +29,16 @@ NUM_BLOCK_STAGES = 4
 Arrays = dict[str, np.ndarray]
 
 
-def a_run(folder: Path, **more: Any) -> Path:
-    rules = {"policy": "shadow", "shadow_every": EVERY, "shadow_link_share": 0.5, "rebuild_grace_s": 0.5}
+CHUNKS = {
+    "policy": "shadow",
+    "shadow_every": EVERY,
+    "shadow_link_share": 0.5,
+    "rebuild_grace_s": 0.5,
+    "newcomer_wait_s": 600.0,
+}
+
+
+def a_run(folder: Path, rules: dict[str, Any] = CHUNKS) -> Path:
     return write_manifest(
         folder,
         model__num_hidden_layers=NUM_BLOCK_STAGES,
@@ -38,7 +47,7 @@ def a_run(folder: Path, **more: Any) -> Path:
         evaluation__every_steps=0,
         timing__heartbeat_s=0.5,
         timing__lapse_heartbeats=4,
-        recovery=rules | {"newcomer_wait_s": 600.0} | more,
+        recovery=rules,
     )
 
 
@@ -66,6 +75,35 @@ def told(made: Swarm, stages: tuple[int, ...]) -> dict[int, list[dict[str, Any]]
             if event["stage"] in found:
                 found[event["stage"]].append(event)
     return found
+
+
+def test_an_exact_shadow_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+    """`shadow_every` 1: a passive replica half way round takes over, with the bits of a run in which nothing is lost."""
+    num_stages, lost, more = NUM_BLOCK_STAGES + 1, 2, 5
+    rules = {"policy": "shadow", "shadow_every": 1, "rebuild_grace_s": 60.0}
+    path = a_run(tmp_path, rules)
+    with swarm(tmp_path / "struck") as made:
+        nodes = list(made.launch(path, NUM_BLOCK_STAGES))
+        made.wait_step(3, LIMIT_S)
+        for stage, node in enumerate(nodes):
+            assert roles(made, node) == {(stage, "active"), ((stage - num_stages // 2) % num_stages, "passive")}
+        heir = nodes[(lost + num_stages // 2) % num_stages]
+        kill(nodes[lost])
+        wait_for("it is promoted", lambda: (lost, "active") in roles(made, heir), LIMIT_S, made.situation)
+        last = made.status(heir)["step"] + more
+        made.wait_step(last, LIMIT_S, heir)
+        assert not [event for node in nodes for event in made.events(node, "rebuild")]
+        told = [event["rung"] for node in nodes for event in made.events(node, "recovered")]
+        assert told == ["promotion"]
+        struck = digests(made)
+    with swarm(tmp_path / "undisturbed") as made:
+        made.launch(path, NUM_BLOCK_STAGES)
+        made.wait_step(last, LIMIT_S)
+        undisturbed = digests(made)
+    compared = {key for key in struck if key in undisturbed and key[1] <= last}
+    assert compared >= {(stage, step) for stage in range(num_stages) for step in range(1, last)}
+    odd = {key for key in compared if len(struck[key] | undisturbed[key]) > 1}
+    assert not odd, f"not as in the undisturbed run: {sorted(odd)[:5]}"
 
 
 @pytest.mark.parametrize("lost", [(2,), (0, 1)], ids=["interior", "stage 0 and S1"])

@@ -11,33 +11,33 @@ import pytest
 
 from node.sim.machine import BrokenError
 from node.sim.nodes import NodeSpec
-from node.sim.redundancy import Redundant
+from node.sim.redundancy import ExactShadow, Redundant
 
 SEEDS = range(6)
 WARM, STEPS = 3, 12
 MORE_SEEDS = range(1000, 1060)
 
 
-def live_through(seeds: range, tally: Counter[str]) -> Counter[str]:
+def live_through(seeds: range, tally: Counter[str], life: type[Redundant] = Redundant) -> Counter[str]:
     """Run them all; fail at the end with what to type for each that broke."""
     counts: Counter[str] = Counter()
     broken = []
     for seed in seeds:
         try:
-            counts += Redundant(seed).run().counts
+            counts += life(seed).run().counts
         except BrokenError as error:
             broken.append(f"{error}\n  {'; '.join(error.__notes__)}")
-    tally.update({f"redundant {what}": count for what, count in counts.items()})
+    tally.update({f"{life.name} {what}": count for what, count in counts.items()})
     told = "\n".join(broken[:5])
     assert not broken, f"{len(broken)} of {len(seeds)} seeds broke:\n{told}"
     return counts
 
 
-def check(counts: Counter[str], num_seeds: int) -> None:
+def check(counts: Counter[str], num_seeds: int, passes: int = 100) -> None:
     assert counts["killed"] >= 2 * num_seeds
     assert counts["promotion"] >= counts["stages lost"] // 2 >= num_seeds // 2
     assert counts["left"] and counts["joined"] and counts["at once"]
-    assert counts["passed twice"] >= 100 * num_seeds
+    assert counts["passed twice"] >= passes * num_seeds
     assert not counts["rebuilds"] and not counts["recovery"]
 
 
@@ -81,7 +81,14 @@ def test_nothing_is_lost_as_long_as_a_copy_of_each_stage_lives(tally: Counter[st
     check(live_through(SEEDS, tally), len(SEEDS))
 
 
+@pytest.mark.timeout(240)
+def test_nothing_is_lost_under_exact_shadows_either(tally: Counter[str]) -> None:
+    """Without second passes."""
+    check(live_through(SEEDS, tally, ExactShadow), len(SEEDS), passes=0)
+
+
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_nothing_is_lost_in_more_seeds(tally: Counter[str]) -> None:
     check(live_through(MORE_SEEDS, tally), len(MORE_SEEDS))
+    check(live_through(MORE_SEEDS, tally, ExactShadow), len(MORE_SEEDS), passes=0)

@@ -66,9 +66,10 @@ class Herald:
         self.serial += 1
         for member in self._chain.members():
             self._told_at[member.peer] = now
+        said = self.standing()
         for peer in self._told_at:
             self._told_at[peer] = now
-            self.tell(peer)
+            self._out.append(SendMessage(peer, said))
 
     def greet(self, now: float) -> None:
         """Tell those that were welcomed."""

@@ -42,6 +42,16 @@ class Ballot:
     term: int
     peer: PeerId
 
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True  # most often it is the one that is followed
+        if not isinstance(other, Ballot):
+            return NotImplemented
+        return self.term == other.term and self.peer == other.peer
+
+    def __hash__(self) -> int:
+        return hash((self.term, self.peer))
+
 
 NO_BALLOT = Ballot(0, "")
 ATTEMPTS_PER_TERM = 1000

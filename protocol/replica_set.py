@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from protocol.chain import Chain
 from protocol.commands import ReduceMember
-from protocol.ids import PeerId, members_of
+from protocol.ids import PeerId, bitmap, members_of
 from protocol.manifest import Manifest
 from protocol.messages import StartReduce
 from protocol.records import Seating
@@ -54,5 +54,6 @@ def reduce_misfit(start: StartReduce, me: PeerId, accumulated: str, num_microbat
     num_active = sum(s.role == "active" for s in row)
     if len(start.owners) != num_microbatches or not all(0 <= place < num_active for place in start.owners):
         return f"the owners of stage {start.stage} are not {num_microbatches} of the {num_active} active replicas"
-    mine = [r.microbatches for r in summands(start, chain) if r.member.peer == me]
+    places = [place for place, s in enumerate(row) if s.member.peer == me]
+    mine = [bitmap(m for m, owner in enumerate(start.owners) if owner == place) for place in places]
     return "" if mine == [accumulated] else f"microbatches {accumulated} were accumulated here, not {''.join(mine) or 'none'}"

@@ -107,8 +107,11 @@ class Pairs(Network):
 
     def rate(self, peer: PeerId) -> float:
         """See `Network`."""
-        low, high = self._rate_range
-        return float(low * (high / low) ** _part(peer))
+        found = self._rate.get(peer)
+        if found is None:
+            low, high = self._rate_range
+            found = self._rate[peer] = low * (high / low) ** _part(peer)
+        return found
 
 
 def _part(name: str) -> float:

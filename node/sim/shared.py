@@ -158,6 +158,8 @@ class LivesView(View):
         """See `View`; `seconds` is not negative. Few are silent."""
         self.now = now
         silent = self.lives.silent
+        if isinstance(peers, dict) and silent.keys().isdisjoint(peers.keys()):
+            return []
         return [peer for peer in peers if peer in silent and self.silent_s(peer, now) > seconds]
 
     def beats(self, member: Member, now: float) -> bool:

@@ -34,6 +34,8 @@ RARE_LOOK_S = 15.0
 """by everybody else."""
 AWAKE_HEARTBEATS = 1.5
 """How long a node stays awake after its last reason, so that it beats once more."""
+REPORTING = (SeatPhase.READY, SeatPhase.REDUCED)
+"""Phases of a seat in which it repeats now and then what it reported."""
 KEPT_PLACES = 200
 KEPT_STEPS = 8
 """Who is so far behind works on none of them any more."""
@@ -228,8 +230,15 @@ class SparseWorld(World):
                 continue
             if self._is_news(other, coordinator, head, ledger):
                 self.wake(other)
-            elif not self.traffic and other.state.outlook.serial(other.state.ballot) == coordinator.herald.serial:  # type: ignore[attr-defined]
-                self._dull[other] = here
+            elif self._stays_dull(other, coordinator.herald.serial):
+                dull[other] = here
+
+    def _stays_dull(self, node: SimNode, serial: int) -> bool:
+        """Did it hear all that it was told, and does it repeat no report whose bytes are counted?"""
+        state: Any = node.state
+        if state.outlook.serial(state.ballot) != serial:
+            return False
+        return not self.traffic or all(seat.phase not in REPORTING for seat in state.bench.seats.values())
 
     def _is_news(self, node: SimNode, coordinator: Any, head: str, ledger: Any) -> bool:
         state: Any = node.state

@@ -43,3 +43,13 @@ def test_members_are_equal_by_peer_and_life() -> None:
     assert one != ("a", 1)
     assert one != Ballot(1, "a")
     assert len({one, Member("a", 1), Member("a", 2)}) == 2
+
+
+def test_ballots_are_equal_by_term_and_peer() -> None:
+    one = Ballot(1, "a")
+    assert one == Ballot(1, "a")
+    assert hash(one) == hash(Ballot(1, "a"))
+    assert one != Ballot(2, "a")
+    assert one != Ballot(1, "b")
+    assert one != Member("a", 1)
+    assert Ballot(1, "b") < Ballot(2, "a")

@@ -1,4 +1,4 @@
-"""`regrow lab grid` as a command: a run is done once, and one that is missing is done when it is called again."""
+"""`regrow lab grid` as a command: a run is done once, a missing one when it is called again; and what is reported of them."""
 
 from __future__ import annotations
 
@@ -34,6 +34,18 @@ def test_runs_are_done_once(tmp_path: Path) -> None:
     assert rebuilt == {failure["stage"] for failure in struck["failures"]}
     assert all(line["outcome"]["executed"] == len(line["losses"]) for line in lines)
     assert lines[0]["losses"][0] == lines[1]["losses"][0]
+
+    out = tmp_path / "out"
+    reported = regrow("lab", "report", "--quick", "--raw", raw, "--out", out, limit_s=LIMIT_S)
+    assert reported.code == 0, reported.err
+    results = json.loads((out / "results.json").read_text())
+    assert results["raw"] == "../work/grid.jsonl"
+    assert set(results["policies"]) == {"none", "checkfree"}
+    assert results["policies"]["checkfree"]["16"]["failures"]["mean"] == len(struck["failures"])
+    assert results["policies"]["none"]["0"]["steps_to_target"]["reached"] == 1
+    assert {path.name for path in out.iterdir()} == {"report.md", "results.json", "loss-over-hours.svg", "hours-to-target.svg"}
+    advised = regrow("advise", "--stage-mb", "268", "--results", out / "results.json")
+    assert (advised.code, "| checkfree |" in advised.out) == (0, True)
 
     raw.write_text(raw.read_text()[:-100])
     third = json.loads(regrow(*words, limit_s=LIMIT_S).out.splitlines()[-1])

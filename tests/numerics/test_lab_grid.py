@@ -111,6 +111,21 @@ def test_with_copies_of_all_stages_nothing_is_lost_and_every_step_takes_longer()
     assert struck.losses == pytest.approx(calm.losses, abs=SAME), "a sum is rounded to bf16 where a copy takes part in it"
 
 
+def test_shadows_go_over_the_links_and_a_lost_stage_is_one_of_its_own_a_few_steps_old() -> None:
+    _, none = play(a_plan(steps=7), "none", rate="0")
+    calm, beside = play(a_plan(steps=7), "shadow_10", rate="0")
+    assert calm.losses == play(a_plan(steps=7), "none", rate="0")[0].losses, "they change nothing"
+    assert set(beside["bytes"]) - set(none["bytes"]) == {"transfer"}
+    half = 2 * (6 * 67_117_056 + 65_537_024)
+    assert beside["bytes"]["transfer"] == half, "each stage once in ten steps"
+    struck, outcome = play(a_plan((3, 5), (0, 6), steps=7), "shadow_10")
+    assert outcome["executed"] == 7, outcome
+    rebuilt = [(line["stage"], line["policy"]) for line in outcome["story"] if line["type"] == "rebuild"]
+    assert rebuilt == [(3, "shadow"), (0, "shadow")]
+    assert struck.losses[:4] == calm.losses[:4]
+    assert struck.losses != calm.losses
+
+
 def test_a_run_ends_at_its_target() -> None:
     played, outcome = play(a_plan(target=5.29), "none", rate="0")
     assert outcome["reached"]

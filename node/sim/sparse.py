@@ -299,6 +299,8 @@ class SparseWorld(World):
             if what.type not in TOLD or (what.type == "voided" and node.state.coordinator is None):  # type: ignore[attr-defined]
                 return
             self.told[what.type] += 1
+            if what.type == "suspected":
+                return  # of each that is lost by all that are next to it, again and again: that is not rare
             if what.type == "recovered":
                 self.rungs[str(what.fields["rung"])] += 1
         elif what.startswith("says"):

@@ -8,10 +8,11 @@ import pytest
 
 from node.sim.faults import Strike
 from node.sim.scale import Lived, Scale, Wanted, main
-from node.sim.sparse import SparseWorld
+from node.sim.sparse import KEPT_STEPS, SparseWorld
 from node.sim.traffic import FRAME_BYTES, Traffic, kind_of
 from node.transport.frames import encode_message
 from node.transport.names import Names
+from protocol.commands import Note
 from protocol.ids import Ballot
 from protocol.messages import Decide, Heartbeat, VoidStep
 from protocol.records import Roster
@@ -53,6 +54,18 @@ def test_over_several_seeds_it_commits_and_regrows_as_much() -> None:
         assert (sparse.losses, sparse.returns) == (full.losses, full.returns)
     assert sum(sparse.goodput for _, sparse in pairs) == pytest.approx(sum(full.goodput for full, _ in pairs), rel=0.15)
     assert abs(sum(sum(s.recoveries.values()) - sum(f.recoveries.values()) for f, s in pairs)) <= 2
+
+
+def test_what_is_over_or_not_rare_is_not_kept() -> None:
+    """A day of a thousand nodes takes no more memory than its first hours."""
+    scale = Scale(replace(SMALL, hours=0.1))
+    scale.run()
+    watch, world = scale.watch, scale.world
+    assert isinstance(world, SparseWorld)
+    assert watch.step > KEPT_STEPS + 1, "nothing was over: the test shows nothing"
+    assert min(step for step, _ in watch.owners.amendments) == watch.step - KEPT_STEPS
+    assert world.told["suspected"]
+    assert not [what for _, _, what in world.story if isinstance(what, Note) and what.type == "suspected"]
 
 
 def test_a_sparse_swarm_is_a_function_of_its_seed() -> None:

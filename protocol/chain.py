@@ -288,8 +288,9 @@ class Chain:
         )
 
     def adopt(self, summary: Summary) -> str:
-        """Go on from where another chain stands; '' or why not. It must be further than this one: nobody goes back."""
-        if summary.height <= self.height:
+        """Go on from where another chain stands; '' or why not. In this lineage it must be further: nobody goes back. What is
+        known here of another one tells nothing of how far this one is."""
+        if summary.height <= self.height and summary.lineage == self.lineage:
             return "it is not further than what is known here"
         if not 0 <= summary.step <= summary.height or len(summary.state_ids) != self._manifest.num_stages:
             return f"it has {len(summary.state_ids)} state_ids at step {summary.step}"

@@ -171,9 +171,11 @@ class Follower:
         self.claim()
 
     def on_summary(self, peer: PeerId, _: int, message: Summary, now: float) -> None:
-        """This node lacks more than the coordinator still has: it goes on from the newest, without state of its own."""
-        if message.height <= self._chain.height:
-            return
+        """This node lacks more than the coordinator still has, or knows another lineage only, in which it has no seat: it goes
+        on from the newest, without state of its own."""
+        is_free = message.lineage != self._chain.lineage and not self._chain.is_seated(self._me)
+        if message.height <= self._chain.height and not is_free:
+            return  # whoever holds a stage in another lineage gives that up for one that is further, or not by this
         self._bench.introduce(message.contacts)
         self._bench.close_attempt()
         self._bench.end_evaluation()

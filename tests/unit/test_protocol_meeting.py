@@ -210,6 +210,21 @@ def test_a_member_that_is_told_begins_anew_and_asks_the_other_for_a_seat() -> No
     assert c.state.bench.seats[1].state.role == "learner"
 
 
+@pytest.mark.parametrize(("seated", "lineage", "goes"), [(False, "f" * 32, True), (False, "", False), (True, "f" * 32, False)])
+def test_a_spare_goes_on_in_the_lineage_that_leads_it_however_far_that_is(seated: bool, lineage: str, goes: bool) -> None:
+    """How many records it knows of the one before says nothing there. A seat is given up only for one that is further."""
+    c = Mine()
+    chain = c.state.chain
+    if not seated:
+        mine = tuple(s for s in chain.seatings if s.member.peer == "p1.0")
+        c.decide(Roster(chain.head, 0, (), mine, (LEAD, B)))
+    before, states = chain.head, tuple("s" * 32 for _ in range(3))
+    seats = tuple(Seating(stage, LEAD, "active") for stage in range(3))
+    told = Summary(BALLOT, "e" * 32, 0, 0, 0.0, seats, (LEAD,), states, (), chain.height, lineage, (), (0, 0, 0))
+    c.tell(told)
+    assert (chain.head, chain.lineage) == (("e" * 32, lineage) if goes else (before, ""))
+
+
 def test_nobody_else_can_tell_a_member_so() -> None:
     c = Mine()
     c.tell(Yield(Ballot(1, "b"), Contact("b", "b:1")), "b")

@@ -3,6 +3,7 @@ given is, chunk by chunk and to the bit, what the stage was after the step of ea
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ from node.halves import Dtype, num_words, packed, unpacked
 from node.sim.loop import run_virtual
 from node.sim.swarm import MemorySwarm, SimNode
 from node.stage.executor import TorchExecutor
-from protocol.events import Applied, Event, Learned, ShadowSealed
+from protocol.events import Applied, Event, Learned, SeatCreated, ShadowSealed
 from protocol.manifest import Manifest
 from tests.numerics.harness import RandomTokens, at_once, manifest_of
 
@@ -147,3 +148,32 @@ def test_where_the_share_is_too_small_the_stage_is_made_of_its_neighbours_and_th
     assert (sealed["stage"], sealed["whole"]) == (2, False)
     [recovered] = [line for node in story.swarm.nodes for line in node.lines("recovered")]
     assert recovered["rung"] == "recovery"
+
+
+def test_what_is_kept_comes_within_its_share_of_the_link_however_much_is_due() -> None:
+    """On links that bring less than is due: bytes over virtual time, at each keeper, while training goes on."""
+    manifest, tokens, rate = a_run(shadow_every=2, shadow_link_share=0.1), RandomTokens(a_run()), 20e3
+    seen: dict[str, tuple[float, float]] = {}
+    """By keeper: when it began, when it was seen last."""
+    swarm: Any = None
+
+    def watch(node: SimNode, event: Event) -> None:
+        now, me = asyncio.get_running_loop().time(), node.state.config.member.peer
+        if isinstance(event, SeatCreated) or me in seen:
+            seen[me] = seen.get(me, (now, now))[0], now
+
+    swarm = MemorySwarm(
+        manifest,
+        list(range(manifest.num_stages)),
+        lambda _: TorchExecutor(manifest, tokens, inline=True),
+        copy_rate=rate,
+        watch=watch,
+        shadow_elements=CHUNK_ELEMENTS,
+    )
+    run_virtual(swarm.run())
+    chunk_bytes = 2 * CHUNK_ELEMENTS
+    for peer, (began, ended) in seen.items():
+        moved, carries = swarm.runtime_of(peer).shadowing.share.num_bytes, rate * (ended - began)
+        print(f"{peer}: {moved} of {carries:.0f} bytes")
+        assert moved <= 0.1 * carries + 2 * chunk_bytes
+        assert moved >= 0.05 * carries, "it would take what it may"

@@ -118,4 +118,4 @@ class Copies:
     def beside(self, mover: Seating) -> tuple[Seating, ...]:
         """Policy redundant: copies that are given up by whoever gives up this seat, for their stages' sake."""
         mine = self._chain.seats_of(mover.member) if self._manifest.copies_stages else ()
-        return tuple(s for s in mine if s.stage != mover.stage and s.role != "active")
+        return tuple(s for s in mine if s.role != "active")

@@ -146,6 +146,22 @@ def test_after_a_loss_the_copies_follow_and_a_newcomer_makes_all_as_it_was(lost:
     assert run.seats() == expected
 
 
+def test_who_is_relieved_of_a_promoted_stage_keeps_it_as_a_copy() -> None:
+    """Nothing is copied for that; of the stage that it has had from the beginning another one has the copy."""
+    run = Run(more=(Seating(2, NEW, "passive"),))
+    run.lose("two")
+    promoted = next(s for s in run.chain.active(2))
+    assert (promoted.member, promoted.role) == (member("one"), "active")
+    joins = (Seating(2, NEW, "active"),)
+    run.chain.append(Roster(run.chain.head, run.chain.step, joins, (), (LEAD,)), ())
+    copies = Copies(run.manifest, run.chain)
+    assert copies.stays(promoted)
+    assert not copies.stays(run.chain.active(1)[0])
+    changes = run.decide()
+    assert [(s.stage, s.member.peer, s.role) for s in changes.joins] == [(2, "one", "passive")]
+    assert not changes.leaves
+
+
 def test_a_node_without_room_gets_no_copy() -> None:
     run = Run()
     run.lose("two")
@@ -176,6 +192,27 @@ def test_who_moves_leaves_its_copies_behind() -> None:
     copies = Copies(run.manifest, run.chain)
     assert [s.stage for s in copies.beside(Seating(3, NEW, "active"))] == [0]
     assert Copies(a_manifest(policy="checkfree"), run.chain).beside(Seating(3, NEW, "active")) == ()
+
+
+def test_whoever_computes_two_stages_gives_up_none_of_them_with_its_copies() -> None:
+    run = Run()
+    run.lose("two")
+    run.settle()
+    copies = Copies(run.manifest, run.chain)
+    assert [(s.stage, s.role) for s in copies.beside(Seating(1, member("one"), "active"))] == [(3, "passive")]
+
+
+def test_a_copy_that_nobody_needs_stays_until_those_that_are_to_have_one_do() -> None:
+    """One that is only being learned is given up at once; a leaver's goes with it."""
+    run = Run(more=(Seating(2, LEAD, "passive"),))
+    copies, needless = Copies(run.manifest, run.chain), Seating(2, LEAD, "passive")
+    assert copies.needless([needless], ()) == (needless,)
+    assert copies.needless([needless], [LEAD]) == ()
+    [wanted] = [s for s in run.chain.seated(2) if s.member == member("one")]
+    run.chain.append(Roster(run.chain.head, run.chain.step, (), (wanted,), (LEAD,)), ())
+    assert copies.needless([needless], ()) == (), "the only one that there is"
+    learner = Seating(2, LEAD, "learner")
+    assert copies.needless([learner], ()) == (learner,)
 
 
 # ---- what it takes ----

@@ -137,3 +137,10 @@ def test_a_failure_of_a_stage_that_nobody_holds_is_told_as_missed() -> None:
     _, outcome = play(a_plan((3, 5), (3, 5), steps=7), "checkfree")
     assert [failure.get("missed", False) for failure in outcome["failures"]] == [False, True]
     assert types_of(outcome) == ["lost", "rebuild"]
+
+
+def test_a_shadow_brings_stage_0_back_too() -> None:
+    _, outcome = play(a_plan((2, 12), (0, 16), steps=20), "shadow_10")
+    rebuilt = [line["stage"] for line in outcome["story"] if line["type"] == "rebuild"]
+    assert (rebuilt, outcome["executed"]) == ([2, 0], 20)
+    assert all("back_hours" in failure for failure in outcome["failures"])

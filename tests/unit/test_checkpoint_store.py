@@ -197,6 +197,7 @@ def test_temporaries_of_the_dead_go_with_the_next_save(tmp_path: Path) -> None:
     assert set(os.listdir(tmp_path)) == left
 
 
+@pytest.mark.timeout(300)  # for 30 processes, on any machine
 @pytest.mark.parametrize("times", [4, pytest.param(30, marks=pytest.mark.full)])
 def test_killed_while_saving(tmp_path: Path, seed: int, times: int) -> None:
     """Whatever the moment: all files are whole, what was told as saved is there, and no temporaries pile up."""

@@ -216,6 +216,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.timeout(240)
 def test_mutants_are_let_loose_one_at_a_time_and_no_file_is_changed(root: Path, no_orphans: str) -> None:
     fates = {
         "4 for 3 in `return 3 if self.__class__ is Rule else 4`": "unit False unit/test_toy.py::test_limit",

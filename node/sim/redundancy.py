@@ -107,11 +107,13 @@ class Redundant(Life[Kept]):
         nodes = sorted({m for _, m in place.seats})
         rng.shuffle(nodes)
         for member in nodes:
-            left = [*going, member]
-            if all(set(place.holders(stage)) - set(left) for stage in range(self.num_stages)) and self._have_quorum(left):
+            if self._may_go([*going, member]):
                 going.append(member)
             if len(going) == rng.choice((1, 2, 3)):
                 break
+        if not going:  # fewer nodes than keep a quorum and everything twice
+            self._join()
+            return 0
         alone = [s for s in range(self.num_stages) if set(place.active(s)) <= set(going)]
         self.counts["stages lost"] += len(alone)
         self.counts["at once"] += len(going) > 1
@@ -124,13 +126,19 @@ class Redundant(Life[Kept]):
         strike = Strike("crash", stage, self.watch.step + 1, rng.choice(PHASES), replica=replica, loud=rng.random() < 0.5)
         self.faults.add(strike)
         require(self.world.run(lambda: first.dead, START_S), f"no fault yet: {self._situation()}")
-        for member in going[1:]:
-            self.world.hit(self.world.nodes[member.peer], Strike("crash", 0, 0, "forward", loud=rng.random() < 0.5))
-        self.counts["killed"] += len(going)
-        return len(going)
+        gone = going[:1]
+        for member in going[1:]:  # the roster may be another one by now
+            loud = rng.random() < 0.5
+            if self._may_go([*gone, member]):
+                self.world.hit(self.world.nodes[member.peer], Strike("crash", 0, 0, "forward", loud=loud))
+                gone.append(member)
+        self.counts["killed"] += len(gone)
+        return len(gone)
 
-    def _have_quorum(self, going: list[Member]) -> bool:
-        return self.watch.place.has_quorum_without(*going)
+    def _may_go(self, going: list[Member]) -> bool:
+        """Do the others hold every stage, by the roster as it is now, and have a quorum?"""
+        place, lost = self.watch.place, set(going)
+        return all(set(place.holders(stage)) - lost for stage in range(self.num_stages)) and place.has_quorum_without(*going)
 
     def _leave(self, member: Member) -> None:
         node = self.world.nodes[member.peer]

@@ -58,6 +58,7 @@ class Coordinator:
     def __init__(self, manifest: Manifest, me: Member, ballot: Ballot, chain: Chain, view: View, orders: Orders) -> None:
         self.ballot = ballot
         self.members = Membership(manifest, chain)
+        self.members.hears = lambda member, seconds, now: member == me or view.is_there(member.peer, seconds, now)
         self.recovery = Recovery(manifest, me, chain, view, self.members, ballot)
         self.herald = Herald(ballot, chain, manifest.timing.heartbeat_s, orders)
         self.addresses: dict[PeerId, str] = {}

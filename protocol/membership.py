@@ -6,7 +6,7 @@ digest as a sibling, and active then. A leaver goes as soon as others hold its s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from protocol.chain import Chain, choose_voters
@@ -35,6 +35,8 @@ LEAD_MOST_S = 4.0
 """It must still be there to go in order (`departure.DRAIN_S`)."""
 COPY_HEARTBEATS = 5.0
 """How long a leaver waits for the successors of its copies."""
+THERE_HEARTBEATS = 2.0
+"""Who is silent for longer may be dead: nothing is given up for its sake."""
 MAX_STRIKES = 3
 """A node whose updates came out different so often gets no seat any more."""
 
@@ -75,6 +77,8 @@ class Membership:
         self._manifest, self._chain = manifest, chain
         self._placement = Placement(manifest, chain, self.speeds)
         self._copies = Copies(manifest, chain)
+        self.hears: Callable[[Member, float, float], bool] = lambda _member, _seconds, _now: True
+        """Was the member heard within so many seconds? The coordinator knows."""
         self._beat_s = timing.heartbeat_s
         self._strikes: dict[PeerId, int] = {}
         self._wrong: set[tuple[int, Member]] = set()
@@ -169,14 +173,17 @@ class Membership:
     def _leavers(self, now: float) -> Changes:
         gone: list[Member] = []
         for member, (since, _) in self.handover.leaving.items():
-            if self._may_go(member, [*gone, member], now - since):
+            if self._may_go(member, [*gone, member], now - since, now):
                 gone.append(member)
         if not gone:
             return Changes()
         leaves = tuple(s for s in self._chain.seatings if s.member in gone)
         return Changes(promotions([s for s in self._chain.seatings if s.member not in gone]), leaves)
 
-    def _may_go(self, member: Member, gone: Sequence[Member], waited_s: float) -> bool:
+    def _is_there(self, member: Member, now: float) -> bool:
+        return self.hears(member, THERE_HEARTBEATS * self._beat_s, now)
+
+    def _may_go(self, member: Member, gone: Sequence[Member], waited_s: float, now: float) -> bool:
         """Does somebody else hold each of its stages? A copy may wait a little for its successor."""
         mine = self._chain.seats_of(member)
         held = [s.stage for s in mine if s.role != "learner" and self.handover.is_whole(s.stage)]
@@ -184,7 +191,8 @@ class Membership:
             return True
         if member == self._chain.voters[0] and waited_s < self._goes_last_s():
             return False
-        if any(all(s.member in gone for s in self._chain.holders(stage)) for stage in held):
+        lost = {m for m in self._chain.members() if m in gone or not self._is_there(m, now)}
+        if any(all(s.member in lost for s in self._chain.holders(stage)) for stage in held):
             return False
         if any(s.role == "parked" and not self.handover.is_whole(s.stage) for s in mine):
             return False
@@ -250,30 +258,33 @@ class Membership:
     def _learner(self, stage: int, member: Member, pinned: bool = False) -> Seating:
         return Seating(stage, member, "learner", self._chain.generations[stage], pinned)
 
-    def _relieved(self, _now: float) -> Changes:
+    def _relieved(self, now: float) -> Changes:
         """Whoever took a second seat for want of nodes gives it up when somebody else serves that stage: it stays as a copy,
-        where one is missing."""
+        where one is missing. Others that are silent may be dead, and nobody be left who has the stage."""
         chain = self._chain
         for stage in range(self._manifest.num_stages) if chain.has_shared else ():
             active = chain.active(stage)
             shared = [s for s in active if chain.num_computed(s.member) > 1]
-            if not shared or len(shared) == len(active):
+            others = [s for s in active if s not in shared]
+            if not shared or not any(self._is_there(s.member, now) for s in others):
                 continue
             if self._copies.stays(shared[0]):
                 return Changes((replace(shared[0], role="passive"),))
             return Changes((), (shared[0],))
-        return Changes((), self._left_behind()[:1])
+        return Changes((), self._left_behind(now)[:1])
 
-    def _left_behind(self) -> tuple[Seating, ...]:
+    def _left_behind(self, now: float) -> tuple[Seating, ...]:
         """Seats of those that moved to a lost stage, at stages that others compute. Copies are wanted as the manifest says."""
         chain, going = self._chain, self.handover.leaving
         idle = [s for s in (*chain.in_role("learner"), *chain.in_role("passive")) if chain.num_computed(s.member)]
-        needless = [s for s in idle if any(other.member not in going for other in chain.active(s.stage))]
+        stay = {m: m not in going and self._is_there(m, now) for m in chain.members()} if idle else {}
+        needless = [s for s in idle if any(stay[other.member] for other in chain.active(s.stage))]
         return self._copies.needless(needless, going)
 
-    def _unparked(self, _now: float) -> Changes:
+    def _unparked(self, now: float) -> Changes:
         """A kept stage is computed where it is as soon as there is room, and no longer kept where somebody else computes it."""
-        held = [s for s in self._chain.in_role("parked") if self._chain.active(s.stage)]
+        parked = self._chain.in_role("parked")
+        held = [s for s in parked if any(self._is_there(x.member, now) for x in self._chain.active(s.stage))]
         kept = [s for s in held if self.handover.is_whole(s.stage)]
         joins = () if kept else tuple(replace(s, role="active") for s in self.handover.heirs.unparked()[:1])
         return Changes(joins, tuple(kept))

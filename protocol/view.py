@@ -31,21 +31,27 @@ class View:
     def __init__(self, lapse_s: float) -> None:
         self._lapse_s = lapse_s
         self._heard_at: dict[PeerId, float] = {}
+        self._unheard: set[PeerId] = set()
+        """Expected, and not heard since."""
         self._ticked_at: float | None = None
         self.news: dict[PeerId, PeerNews] = {}
 
     def expect(self, peer: PeerId, now: float) -> None:
         """From now on silence of `peer` counts."""
-        self._heard_at.setdefault(peer, now)
+        if peer not in self._heard_at:
+            self._heard_at[peer] = now
+            self._unheard.add(peer)
 
     def heard(self, peer: PeerId, now: float) -> None:
         """Something came from `peer`. Of strangers nothing is remembered: anybody may speak to a node."""
         if peer in self._heard_at:
             self._heard_at[peer] = now
+            self._unheard.discard(peer)
 
     def forget(self, peer: PeerId) -> None:
         """The peer is of no more interest."""
         self._heard_at.pop(peer, None)
+        self._unheard.discard(peer)
         self.news.pop(peer, None)
 
     def tick(self, heard: dict[PeerId, float], now: float) -> None:
@@ -58,6 +64,7 @@ class View:
             before = heard_at.get(peer)
             if before is not None and before < now - age:
                 heard_at[peer] = now - age
+                self._unheard.discard(peer)
 
     def silent_s(self, peer: PeerId, now: float) -> float:
         """Seconds of silence; 0 for a peer that nobody expects."""
@@ -75,6 +82,12 @@ class View:
     def lapsed(self, peer: PeerId, now: float) -> bool:
         """Silent for longer than the manifest's lapse."""
         return self.silent_s(peer, now) > self._lapse_s
+
+    def is_there(self, peer: PeerId, seconds: float, now: float) -> bool:
+        """Was it heard since it was expected, and within so many seconds? Where something is to be given up on the strength of
+        it, a lapse is too long."""
+        heard_at = self._heard_at.get(peer)
+        return heard_at is not None and peer not in self._unheard and now - heard_at <= seconds
 
     def silent_among(self, peers: Iterable[PeerId], seconds: float, now: float) -> list[PeerId]:
         """Those of them that are silent for longer, in their order."""

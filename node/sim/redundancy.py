@@ -12,7 +12,7 @@ from typing import Any
 from node.sim.faults import Faults, Phase, Strike
 from node.sim.life import START_S, Life
 from node.sim.machine import require
-from node.sim.nodes import NodeSpec
+from node.sim.nodes import NodeSpec, chain_of
 from node.sim.scenario import a_manifest
 from protocol.copies import hosts
 from protocol.events import LeaveAsked
@@ -91,7 +91,10 @@ class Redundant(Life[Kept]):
         place = self.watch.place
         if any(seating.role == "learner" for seating in place.seats.values()):
             return False
-        rows = [place.active(stage) for stage in range(self.num_stages)]
+        chain = max(
+            map(chain_of, self.world.alive()), key=lambda chain: chain.height
+        )  # its order says who is the first of several
+        rows = [[s.member for s in chain.active(stage)] for stage in range(self.num_stages)]
         for stage in range(self.num_stages):
             passive = {m for (s, m), seating in place.seats.items() if (s, seating.role) == (stage, "passive")}
             if not rows[stage] or passive != set(hosts(stage, rows, self.manifest.has_exact_shadows)):

@@ -269,6 +269,39 @@ def test_a_second_seat_is_given_up_when_somebody_else_serves_the_stage() -> None
     assert not members.changes(2.0)
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+def test_no_seat_is_given_up_for_the_sake_of_somebody_who_is_silent(leaves: bool) -> None:
+    """It may be dead, and whoever gives up would be the last one that has the stage."""
+    chain = a_chain(a_run())
+    mine, other = Seating(2, Member("p1.0", 1), "active"), Seating(2, NEW, "active")
+    chain.append(Roster(chain.head, 1, (mine, other), tuple(chain.active(2)), (LEAD,)), ())
+    members, silent = Membership(a_run(), chain), {NEW}
+    members.hears = lambda member, _seconds, _now: member not in silent
+    if leaves:
+        members.on_leave(mine.member, "test", 0.0)
+    assert mine not in members.changes(1.0).leaves
+    silent.clear()
+    assert mine in members.changes(2.0).leaves
+
+
+def test_who_was_only_expected_is_not_taken_for_heard() -> None:
+    """A coordinator that has just taken over knows of nobody yet."""
+    view = View(3.0)
+    assert not view.is_there("a", 2.0, 0.0)
+    view.expect("a", 0.0)
+    assert not view.is_there("a", 2.0, 0.5)
+    view.heard("a", 1.0)
+    view.expect("a", 2.0)
+    assert (view.is_there("a", 2.0, 3.0), view.is_there("a", 2.0, 3.5)) == (True, False)
+    view.tick({"a": 0.1}, 4.0)
+    assert view.is_there("a", 2.0, 5.0)
+    view.forget("a")
+    view.expect("a", 5.0)
+    assert not view.is_there("a", 2.0, 5.0)
+    view.tick({"a": 0.1}, 5.2)
+    assert view.is_there("a", 2.0, 5.2)
+
+
 def test_a_second_seat_at_stage_0_goes_back_to_being_a_copy() -> None:
     manifest = a_run(embedding_copies=1)
     chain = a_chain(manifest)

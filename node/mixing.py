@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from node.ahead import Ahead, Means, Part
 from node.ports import Clock, Donor, Neighbour, Neighbours, NotHeldError, PeerError, StageExecutor, StateFacts, StateRange
-from node.range_book import COPY_ELEMENTS, Rank
+from node.range_book import COPY_ELEMENTS, Piece, Rank, in_earnest
 from protocol.averaging import averagers, holds
 from protocol.commands import MixAhead
 from protocol.ids import PeerId, StateId
@@ -33,7 +33,7 @@ class Mixer:
     executor: StageExecutor
     neighbours: Neighbours
     clock: Clock
-    range_elements: int = COPY_ELEMENTS
+    piece: Piece = in_earnest
     kept: Callable[[int, Shadow, int, int], bytes | None] = lambda *_: None
     """Elements of a shadow that this node keeps."""
     _aheads: dict[int, Ahead] = field(default_factory=dict)
@@ -53,7 +53,8 @@ class Mixer:
             self._fetch,
             lambda first, count, theirs: self._mixed_with(command.sources, mine, first, count, theirs),
         )
-        share = share_of(command.part, command.parts, self._num_elements(command.stage), self.range_elements)
+        range_elements = self.piece(command.stage, COPY_ELEMENTS)
+        share = share_of(command.part, command.parts, self._num_elements(command.stage), range_elements)
         ahead = Ahead(command, share, other, means, lambda: self.state.chain.state_ids[command.stage])
         if before:
             if before.command.sources == command.sources:

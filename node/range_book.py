@@ -19,6 +19,16 @@ MAX_TAKERS = 3
 COPY_ELEMENTS = 1 << 18
 """Of a range, 3 MiB: little is lost with one that comes too late, and a request is still worth its way."""
 
+Piece = Callable[[int, int], int]
+"""(stage, elements of a piece of it in earnest) -> how many there are in one here: fewer where a small stage stands for a large
+one, so that it comes in as many pieces as that would."""
+
+
+def in_earnest(_stage: int, num_elements: int) -> int:
+    """A stage stands for itself."""
+    return num_elements
+
+
 Lead = Callable[[StateFacts], tuple[Replay, ...] | None]
 """Updates from this state to the newest one; None where none are known (see `protocol.replays`)."""
 Rank = Callable[[int], int]

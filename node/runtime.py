@@ -22,7 +22,7 @@ from node.ports import (
     PeerError,
     Update,
 )
-from node.range_book import WEIGHT_BYTES
+from node.range_book import COPY_ELEMENTS, WEIGHT_BYTES
 from node.reduce import Reducer
 from node.savings import Savings
 from node.shadows import Shadowing
@@ -119,8 +119,8 @@ class Runtime:
         ports, config = self.ports, self.state.config
         patience_s = config.manifest.timing.first_microbatch_s
         self._reducer = Reducer(config.member.peer, ports.transport, ports.executor, ports.pool, patience_s)
-        self.shadowing = Shadowing(self.state, ports.donors, ports.clock, self.dispatch, self._note, self._spawn)
-        self.mixer = Mixer(self.state, ports.executor, ports.donors, ports.clock, kept=self.shadowing.part_of)
+        self.shadowing = Shadowing(self.state, ports.donors, ports.clock, self.dispatch, self._note, self._spawn, ports.piece)
+        self.mixer = Mixer(self.state, ports.executor, ports.donors, ports.clock, ports.piece, self.shadowing.part_of)
         self.savings = Savings(config.manifest, ports.executor, ports.store, ports.clock, self.dispatch, self._reducer.seat)
         self._do = self._table()
 
@@ -368,7 +368,8 @@ class Runtime:
         vectors = self.shadowing.vectors if shadow else self.mixer.vectors
         donors = MixedDonors(ports.donors, self.mixer, self.state.config.member.peer, state_id, vectors)
         keeper, digest = (shadow.keeper.peer, shadow.digest) if shadow else ("", "")
-        syllabus = RebuildSyllabus(self.state, stage, state_id, command.sources, keeper=keeper)
+        range_elements = ports.piece(stage, COPY_ELEMENTS)
+        syllabus = RebuildSyllabus(self.state, stage, state_id, command.sources, range_elements, keeper)
         state_bytes = WEIGHT_BYTES * vectors
         means = Means(donors, ports.executor, syllabus, ports.clock, True, state_bytes, syllabus.rank, digest)
         await self._fill(stage, means)
@@ -414,7 +415,8 @@ class Runtime:
         anything is put in its place."""
         num_elements = sum(math.prod(shape) for _, shape in self.ports.executor.parameters(stage))
         heartbeat_s = self.state.config.manifest.timing.heartbeat_s
-        learner = Learner(stage, num_elements, means, heartbeat_s, self.dispatch, self._on_bad_donor)
+        range_elements = self.ports.piece(stage, COPY_ELEMENTS)
+        learner = Learner(stage, num_elements, means, heartbeat_s, self.dispatch, self._on_bad_donor, range_elements)
         self._learners[stage] = learner
         async with asyncio.TaskGroup() as both:
             both.create_task(self._blank(stage), name=f"blank seat of stage {stage}")

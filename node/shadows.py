@@ -16,14 +16,15 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-from node.halves import num_words, packed, unpacked
+from node.halves import ELEMENT_BYTES, num_words, packed, unpacked
 from node.mixing import contacts_of_stage
 from node.ports import Clock, Neighbour, Neighbours, NotHeldError, PeerError, StateRange
-from node.range_book import COPY_ELEMENTS
+from node.range_book import Piece, in_earnest
 from node.waiting import wait_for_news
 from protocol.commands import DropShadow, KeepShadow, SealShadow
 from protocol.events import Event, ShadowSealed
-from protocol.link_share import LinkShare
+from protocol.ids import PeerId
+from protocol.link_share import LinkShare, LinkSpeed
 from protocol.manifest import RecoverySection
 from protocol.messages import Contact
 from protocol.node_state import NodeState
@@ -32,6 +33,9 @@ from protocol.records import Shadow
 from protocol.shadow_ledger import MAX_LR_FACTOR, Chunk, Ledger, is_close_enough
 from protocol.sizes import stage_parameters
 
+CHUNK_BYTES = 4 << 20
+"""Of a chunk, about: activations need not wait long behind it, and its way there and back, which counts as time of the link,
+is short beside it."""
 MAX_PAUSE_S = 30.0
 MAX_NORM = 1e15
 """Of a chunk; as of any foreign tensor (`node.stage.codec`)."""
@@ -46,6 +50,8 @@ class Kept:
     num_bytes: int = 0
     """That came, of all chunks of all times."""
     told_newest: int = -1
+    speeds: dict[PeerId, LinkSpeed] = field(default_factory=dict)
+    """Of the ways from its holders."""
     sealed: Shadow | None = None
 
 
@@ -59,7 +65,7 @@ class Shadowing:
     tell: Callable[[Event], None]
     note: Callable[[str, dict[str, Any]], None]
     spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
-    chunk_elements: int = COPY_ELEMENTS
+    piece: Piece = in_earnest
     kept: dict[int, Kept] = field(default_factory=dict)
     share: LinkShare = field(init=False)
     _tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
@@ -78,6 +84,10 @@ class Shadowing:
     def vectors(self) -> int:
         """How many are kept: the weights, or both moments too."""
         return 3 if self._rules.shadow_moments else 1
+
+    @property
+    def _chunk_elements(self) -> int:
+        return CHUNK_BYTES // (ELEMENT_BYTES[self._rules.shadow_dtype] * self.vectors)
 
     @property
     def num_bytes(self) -> int:
@@ -126,7 +136,7 @@ class Shadowing:
             before.sealed = None
             return before
         size = stage_parameters(self.state.config.manifest, stage)
-        kept = Kept(Ledger(size, self.chunk_elements, rules.shadow_every, command.generation))
+        kept = Kept(Ledger(size, self.piece(stage, self._chunk_elements), rules.shadow_every, command.generation))
         if before and before.sealed and command.as_of >= 0:
             kept.parts, shadow = before.parts, before.sealed
             for chunk in kept.ledger.chunks:
@@ -145,15 +155,15 @@ class Shadowing:
                         return
                     if source is None:
                         source = await stack.enter_async_context(self.neighbours.visit(donor))
-                    found = await self._fetch(source, stage, chunk)
+                    found = await self._fetch(source, stage, chunk, kept.speeds.setdefault(donor.peer, LinkSpeed()))
                 await self._take(donor, stage, kept, chunk, found)
 
-    async def _fetch(self, source: Neighbour, stage: int, chunk: Chunk) -> StateRange:
+    async def _fetch(self, source: Neighbour, stage: int, chunk: Chunk, speed: LinkSpeed) -> StateRange:
         """One that fails takes no share of the link: who has failed is not asked again for a while."""
         began = self.clock.monotonic()
         words = self.vectors * num_words(chunk.count, self._rules.shadow_dtype)
         found = await source.shadow_range(stage, chunk.first, chunk.count, words)
-        self.share.moved(len(memoryview(found.data).cast("B")), began, self.clock.monotonic())
+        self.share.moved(len(memoryview(found.data).cast("B")), began, self.clock.monotonic(), speed)
         return found
 
     async def _take(self, donor: Contact, stage: int, kept: Kept, chunk: Chunk, found: StateRange) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from node.checkpoints.store import CheckpointStore
 from node.ports import Clock, Directory, EventSink, Neighbours, PayloadPool, PeerTransport, StageExecutor
+from node.range_book import Piece, in_earnest
 from protocol.commands import Command
 from protocol.events import Event
 
@@ -29,6 +30,8 @@ class Ports:
     donors: Neighbours
     store: CheckpointStore | None = None
     """Where stages are saved, under policy `checkpoint`."""
+    piece: Piece = in_earnest
+    """In which pieces state is copied."""
 
 
 @dataclass(frozen=True, slots=True)

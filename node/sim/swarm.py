@@ -13,7 +13,7 @@ from node.checkpoints.store import CheckpointStore
 from node.holdings import Holdings
 from node.payloads import HandlePool
 from node.ports import StageExecutor
-from node.range_book import COPY_ELEMENTS
+from node.range_book import Piece, in_earnest
 from node.runtime import Observers, Ports, Runtime
 from node.sim.directory import MemoryDht, MemoryDirectory
 from node.sim.donors import MemoryDonors, MemoryLibrary
@@ -77,6 +77,8 @@ class Outfit:
     sink: Callable[[PeerId], MemorySink] = lambda _: MemorySink()
     store: CheckpointStore | None = None
     equip: Callable[[PeerId, Runtime], None] = lambda *_: None
+    piece: Piece = in_earnest
+    """See `Ports`."""
 
 
 @dataclass(slots=True)
@@ -95,8 +97,6 @@ class MemorySwarm:
     """What a node may use, where that is bounded."""
     copy_rate: float = 10e6
     """Bytes per second that a donor gives to a learner."""
-    shadow_elements: int = COPY_ELEMENTS
-    """Of a chunk of what is kept of a stage elsewhere."""
     at_end: Callable[[SimNode], Awaitable[None]] | None = None
     watch: Callable[[SimNode, Event], None] | None = None
     """Sees what happens at each node before it is decided about."""
@@ -172,7 +172,8 @@ class MemorySwarm:
         self.nodes.append(node)
         directory = MemoryDirectory(dht, peer, manifest.digest, manifest.num_stages)
         donors = MemoryDonors(library, peer)
-        ports = Ports(VirtualClock(), directory, transport, node.executor, pool, node.sink, donors, self.outfit.store)
+        store, piece = self.outfit.store, self.outfit.piece
+        ports = Ports(VirtualClock(), directory, transport, node.executor, pool, node.sink, donors, store, piece)
         later = partial(later_lr_factor, manifest.recovery)
         holdings = Holdings(lambda: state.bench.seats, node.executor, later)
 
@@ -183,7 +184,6 @@ class MemorySwarm:
 
         runtime = self._runtimes[peer] = Runtime(ports, state, observers=Observers(on_event))
         self.outfit.equip(peer, runtime)
-        runtime.shadowing.chunk_elements = self.shadow_elements
         library.add(peer, holdings, runtime.mixer)
         node.exit = await self._live(node, runtime)
         library.remove(peer)

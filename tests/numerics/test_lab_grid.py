@@ -34,9 +34,9 @@ def a_plan(*failures: tuple[int, int], steps: int = STEPS, target: float = 0.001
     return plan.model_copy(update={"rig": rig, "schedules": drawn, "max_steps": steps, "target_loss": target})
 
 
-def play(plan: Plan, policy: str, rate: str = "10", **recovery: Any) -> tuple[Play, dict[str, Any]]:
+def play(plan: Plan, policy: str, rate: str = "10", kind: type[Play] = Play, **recovery: Any) -> tuple[Play, dict[str, Any]]:
     row = next(row for row in ROWS if row.name == policy)
-    played = Play(plan, Cell(policy, rate, 0, recovery=row.recovery | recovery), DATA, RandomTokens)
+    played = kind(plan, Cell(policy, rate, 0, recovery=row.recovery | recovery), DATA, RandomTokens)
     return played, played.result()
 
 
@@ -117,13 +117,31 @@ def test_shadows_go_over_the_links_and_a_lost_stage_is_one_of_its_own_a_few_step
     assert calm.losses == play(a_plan(steps=7), "none", rate="0")[0].losses, "they change nothing"
     assert set(beside["bytes"]) - set(none["bytes"]) == {"transfer"}
     half = 2 * (6 * 67_117_056 + 65_537_024)
-    assert beside["bytes"]["transfer"] == half, "each stage once in ten steps"
+    assert beside["bytes"]["transfer"] == pytest.approx(half, rel=0.01), "each stage once in ten steps, in whole words"
     struck, outcome = play(a_plan((3, 5), (0, 6), steps=7), "shadow_10")
     assert outcome["executed"] == 7, outcome
     rebuilt = [(line["stage"], line["policy"]) for line in outcome["story"] if line["type"] == "rebuild"]
     assert rebuilt == [(3, "shadow"), (0, "shadow")]
     assert struck.losses[:4] == calm.losses[:4]
     assert struck.losses != calm.losses
+
+
+def test_shadows_come_in_the_pieces_of_the_large_model_and_are_whole_soon_though_activations_take_the_lines() -> None:
+    """Australia's line is busy for half of a step; its stage is kept within a few steps all the same, a tenth of the line."""
+    rounds: dict[int, list[tuple[int, int, int]]] = {}
+
+    class Listening(Play):
+        def _hear(self, type_: str, fields: dict[str, Any]) -> None:
+            if type_ == "shadow":
+                rounds.setdefault(fields["stage"], []).append((fields["step"], fields["oldest_step"], fields["newest_step"]))
+            super()._hear(type_, fields)
+
+    play(a_plan(steps=16), "shadow_10", rate="0", kind=Listening)
+    assert sorted(rounds) == list(range(7))
+    for stage, told in rounds.items():
+        first, *_ = told
+        assert first[0] <= 5 and len(told) >= 2, f"stage {stage}: {told}"
+        assert all(newest - oldest <= 5 for _, oldest, newest in told), f"stage {stage}: {told}"
 
 
 def test_a_run_ends_at_its_target() -> None:

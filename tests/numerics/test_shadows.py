@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from node.halves import Dtype, num_words, packed, unpacked
 from node.sim.loop import run_virtual
-from node.sim.swarm import MemorySwarm, SimNode
+from node.sim.swarm import MemorySwarm, Outfit, SimNode
 from node.stage.executor import TorchExecutor
 from protocol.events import Applied, Event, Learned, SeatCreated, ShadowSealed
 from protocol.manifest import Manifest
@@ -84,7 +84,7 @@ def lose(manifest: Manifest, *lost: int) -> Story:
         lambda _: TorchExecutor(manifest, tokens, inline=True),
         joins_at=comes,
         watch=story.watch,
-        shadow_elements=CHUNK_ELEMENTS,
+        outfit=Outfit(piece=lambda *_: CHUNK_ELEMENTS),
     )
     nodes = run_virtual(story.swarm.run())
     assert [n.exit.code for n in nodes if n.exit] == [0] * manifest.num_stages
@@ -168,7 +168,7 @@ def test_what_is_kept_comes_within_its_share_of_the_link_however_much_is_due() -
         lambda _: TorchExecutor(manifest, tokens, inline=True),
         copy_rate=rate,
         watch=watch,
-        shadow_elements=CHUNK_ELEMENTS,
+        outfit=Outfit(piece=lambda *_: CHUNK_ELEMENTS),
     )
     run_virtual(swarm.run())
     chunk_bytes = 2 * CHUNK_ELEMENTS

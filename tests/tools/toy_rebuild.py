@@ -231,7 +231,7 @@ class World:
                 for peer, node in self.nodes.items():
                     e: Any = node.executor
                     visits = Visits(self, peer)
-                    node.mixer = Mixer(node.core.state, e, visits, VirtualClock(), self.range_elements)
+                    node.mixer = Mixer(node.core.state, e, visits, VirtualClock(), lambda *_: self.range_elements)
                 await script()
                 for node in self.nodes.values():
                     for task in node.tasks.values():

@@ -21,7 +21,7 @@ from node.sim.loop import run_virtual
 from protocol.commands import Work
 from protocol.ids import Ballot
 from protocol.messages import Hop, PipeHeader, ReduceHeader, Route
-from protocol.sizes import model_parameters
+from protocol.sizes import model_parameters, stage_parameters
 
 PLAN = plan_of(FULL)
 RIG = PLAN.rig
@@ -94,6 +94,9 @@ def test_bytes_are_those_of_the_large_model() -> None:
     tokens = RIG.small.tokens // RIG.num_microbatches
     assert scale.payload(header, 2 * tokens * RIG.small.hidden) == 2 * 21 * 1024 * 1024
     assert scale.state(1, 4 * 65_664) == pytest.approx(4 * 4 * (4 * 1024**2 + 3 * 1024 * 4096 + 2 * 1024))
+    for stage in range(7):
+        elements = stage_parameters(large, stage)
+        assert stage_parameters(small, stage) / scale.piece(stage, 1 << 21) == pytest.approx(elements / (1 << 21), rel=0.01)
     part = ReduceHeader(BALLOT, 1, 1, 0, "part", 0, 1)
     assert scale.payload(part, 1000) == scale.state(0, 1000) == round(1000 * 65_537_024 / 262_208)
 
@@ -196,5 +199,5 @@ def test_a_plan_that_cannot_be_used_is_told_in_one_line(tmp_path: Path) -> None:
         read_plan(path)
     assert "\n" not in str(found.value)
     path.write_text(Plan.model_dump_json(PLAN.model_copy(update={"version": 9})))
-    with pytest.raises(UnusableError, match="version 9; this program reads 1"):
+    with pytest.raises(UnusableError, match="version 9; this program reads 2"):
         read_plan(path)

@@ -15,7 +15,7 @@ from protocol.commands import Command, DropShadow, KeepShadow, Note, Regrow, Sea
 from protocol.custody import Custody
 from protocol.events import ShadowSealed
 from protocol.ids import Member
-from protocol.link_share import LinkShare
+from protocol.link_share import FIRST, RECENT, LinkShare, LinkSpeed
 from protocol.manifest import Manifest
 from protocol.messages import Kept
 from protocol.records import Rebuild, Roster, Seating, Shadow
@@ -150,17 +150,41 @@ def test_chunks_too_far_apart_or_too_old_are_no_shadow(changes: dict[str, Any], 
 def test_bytes_over_time_stay_within_the_share_of_what_the_link_carries(
     share: float, sizes: list[int], rates: list[float]
 ) -> None:
-    """Whatever its rate is, and however that changes: by a clock of its own."""
-    link, now, carried = LinkShare(share), 50.0, 0.0
+    """Whatever of it is left to them, and however that changes: by a clock of its own."""
+    link, speed, now = LinkShare(share), LinkSpeed(), 50.0
     for number, size in enumerate(sizes):
         now += link.wait_s(now)
-        began, rate = now, rates[number % len(rates)]
-        now += size / rate
-        carried += size / rate
-        link.moved(size, began, now)
+        began = now
+        now += size / rates[number % len(rates)]
+        link.moved(size, began, now, speed)
         waited = now + link.wait_s(now) - 50.0
-        assert carried <= share * waited * (1 + 1e-6)
+        owed = sum(sizes[: number + 1]) if number + 1 < FIRST else 0
+        assert link.num_bytes - owed <= share * waited * max(rates) * (1 + 1e-6)
+        assert not owed or waited >= 2 * (now - began), "the first ones leave it alone for as long as they took"
     assert link.num_bytes == sum(sizes)
+
+
+@pytest.mark.parametrize("held_up", [0, 1, FIRST, FIRST + 1, RECENT])
+def test_what_a_chunk_waits_behind_others_is_not_its_doing(held_up: int) -> None:
+    """One in three meets a free link: it is as if all did, but for the time that they take themselves."""
+    size, rate, queue_s = 4e6, 10e6, 20.0
+    link, speed, now = LinkShare(0.1), LinkSpeed(), 0.0
+    for number in range(60):
+        now += link.wait_s(now)
+        began = now
+        now += size / rate + (0.0 if number % 3 == 2 and number >= held_up else queue_s)
+        link.moved(int(size), began, now, speed)
+        if number >= max(held_up, FIRST) + 3:
+            assert now - began + link.wait_s(now) == pytest.approx(max(now - began, size / rate / 0.1)), number
+
+
+def test_a_link_that_became_slower_is_found_to_be_after_some_chunks() -> None:
+    link, speed, now = LinkShare(0.1), LinkSpeed(), 0.0
+    for number in range(FIRST + RECENT + 1):
+        took, began = 0.1 if number < FIRST else 1.0, now + link.wait_s(now)
+        now = began + took
+        link.moved(1_000_000, began, now, speed)
+    assert link.wait_s(now) == pytest.approx(9.0)
 
 
 # ---- at a node ----

@@ -19,7 +19,7 @@ from node.ports import UnusableError
 from protocol.manifest import DataSection, Manifest, from_mapping
 from protocol.sizes import stage_parameters
 
-VERSION = 1
+VERSION = 2
 FROZEN = Path(__file__).parent / "plan.json"
 MIB = 1 << 20
 

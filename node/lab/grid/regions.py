@@ -57,6 +57,10 @@ class Scale:
         """Of weights, moments or gradients of a stage."""
         return round(num_bytes * self.weights[stage])
 
+    def piece(self, stage: int, num_elements: int) -> int:
+        """Elements here that stand for so many of the large model: a stage comes in as many pieces as that one's would."""
+        return max(1, round(num_elements / self.weights[stage]))
+
 
 @dataclass(slots=True)
 class RegionLibrary(MemoryLibrary):

@@ -131,6 +131,7 @@ class Play:
                 sink=lambda _: _Ear(hear=self._hear),
                 store=CheckpointStore(MemoryPlace(), self.manifest.run_id) if is_saved else None,
                 equip=equip,
+                piece=library.scale.piece,
             ),
         )
 

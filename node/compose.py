@@ -31,6 +31,7 @@ from node.data.remote import only_by_path
 from node.desk import Desk
 from node.dry_run import look
 from node.event_log import EventLog
+from node.facts import MachineWatch
 from node.identity import StateLock, load_or_create, next_incarnation
 from node.keys import OrganiserKey
 from node.limits import Limits, parse_size
@@ -328,6 +329,7 @@ class _Node:
         network.guests.judge_by(judge_of(manifest, self._clock))
         self._shelf.fill(state, executor, runtime.mixer)
         self._desk.open(state, runtime, network.directory, network.transport)
+        self._watch_machine(network.directory)
         self._spawn(group, network.http.serve(), "http")
         self._spawn(group, self._raise_refusal(), "refusals")
         self._spawn(group, self._redial(network.directory, past), "redial")
@@ -342,6 +344,13 @@ class _Node:
         if end.code:
             raise UnusableError(end.code, end.sentence)
         return end.code
+
+    def _watch_machine(self, directory: HivemindDirectory) -> None:
+        from node.stage.memory import gpu_memory
+
+        self._desk.machine = MachineWatch(self._settings.state_dir, gpu_memory(self._settings.device))
+        self._desk.upload_limit = self._limits.upload_bytes_per_s
+        self._desk.clock_offset = lambda: directory.clock_offset_s
 
     def _observers(self, tokens: LazyTokens, past: Past, state: NodeState) -> Observers:
         metrics = self._desk.metrics
@@ -369,7 +378,7 @@ class _Node:
             self._shelf.observe(event)
             self._screen.observe_event(event)
 
-        return Observers(on_event, on_command, on_lag, self._desk.on_published)
+        return Observers(on_event, on_command, on_lag, self._desk.on_published, metrics.observe_fault)
 
     def _announce(self, home: Home, state: NodeState, network: Network) -> None:
         from node.stage.memory import describe

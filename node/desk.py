@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from typing import Any
 
 from node.contribution import Contribution
+from node.facts import MachineWatch
 from node.http import HttpSources, Weights
 from node.keys import order_verifier
+from node.link_use import LinkUse
 from node.metrics import Metrics
 from node.ports import Clock, Directory, UnusableError
 from node.runtime import Runtime
@@ -28,6 +31,14 @@ class Desk:
 
     def __init__(self, clock: Clock, shelf: Shelf) -> None:
         self.metrics = Metrics(clock)
+        self.metrics.facts.refresh = self._refresh
+        self.link = LinkUse(clock)
+        self.machine: MachineWatch | None = None
+        """Set once the state directory is this node's."""
+        self.upload_limit: float | None = None
+        """Bytes per second."""
+        self.clock_offset: Callable[[], float | None] = lambda: None
+        """This machine's clock minus a peer's."""
         self._clock, self._shelf = clock, shelf
         self._state: NodeState | None = None
         self._runtime: Runtime | None = None
@@ -104,7 +115,9 @@ class Desk:
 
     def on_bytes(self, kind: str, direction: str, num_bytes: int) -> None:
         """Hook of the transport."""
-        self.metrics.wire(kind, "received" if direction == "in" else "sent", num_bytes)
+        way = "received" if direction == "in" else "sent"
+        self.metrics.wire(kind, way, num_bytes)
+        self.link.on_bytes(way, num_bytes)
 
     def on_published(self, at: float) -> None:
         """The directory took the lease at `at`."""
@@ -116,3 +129,16 @@ class Desk:
             self.metrics.lease_age(self._clock.monotonic() - self._published_at)
         for queue, length in (self._transport.queues() if self._transport else {}).items():
             self.metrics.queue(queue, length)
+
+    def _refresh(self) -> None:
+        """What is read only when somebody scrapes."""
+        facts = self.metrics.facts
+        facts.tell("regrow_sending_seconds", self.link.sending_s)
+        for direction, peak in self.link.peaks.items():
+            facts.tell("regrow_link_peak_bytes_per_second", peak, direction)
+        facts.tell("regrow_upload_limit_bytes_per_second", self.upload_limit)
+        facts.tell("regrow_clock_offset_seconds", self.clock_offset())
+        for event, count in (self._transport.counts() if self._transport else {}).items():
+            facts.tell("regrow_stream_events", count, event)
+        if self.machine:
+            self.machine.tell(facts)

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from node.pace import Flight, Pace
 from node.ports import (
+    BadTensorError,
     BusyError,
     Clock,
     Donor,
@@ -109,7 +110,7 @@ class Learner:
     means: Means
     heartbeat_s: float
     tell: Callable[[LearningGoesOn | Learned], None]
-    on_fault: Callable[[PeerId, str], None] = lambda _peer, _reason: None
+    on_fault: Callable[[PeerError], None] = lambda _: None
     range_elements: int = COPY_ELEMENTS
     tallies: dict[PeerId, Tally] = field(default_factory=dict)
     num_replayed: int = 0
@@ -192,7 +193,7 @@ class Learner:
                     else:
                         await wait_for_news(news, self._look_after_s(peer))
         except* PeerError as errors:
-            self._set_aside(peer, first_fault(errors).reason)
+            self._set_aside(peer, first_fault(errors))
         finally:
             self._working.discard(peer)
             self.wake()
@@ -235,11 +236,11 @@ class Learner:
         mine.aside_until = now + MAX_PAUSE_S
         return False
 
-    def _set_aside(self, peer: PeerId, reason: str) -> None:
+    def _set_aside(self, peer: PeerId, error: PeerError) -> None:
         tally = self._tally(peer)
         tally.aside_until = self.means.clock.monotonic() + min(MAX_PAUSE_S, self.heartbeat_s * 2.0**tally.failures)
         tally.failures = min(tally.failures + 1, 16)
-        self.on_fault(peer, reason)
+        self.on_fault(error.by(peer))
 
     # ---- ranges ----
 
@@ -359,7 +360,7 @@ class Learner:
         self._learned, self._alone = "", True
         for peer in sorted(self._used):
             self._tally(peer).mismatches += 1
-            self._set_aside(peer, reason)
+            self._set_aside(peer, BadTensorError(peer, reason, "state"))
         self._used.clear()
         self.wake()
 

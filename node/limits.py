@@ -88,6 +88,11 @@ class Limits:
         """For the hooks of the transport; None = no cap."""
         return self._upload.pace if self._upload else None
 
+    @property
+    def upload_bytes_per_s(self) -> float | None:
+        """Most that is sent as payload; None = no cap."""
+        return self._upload.bytes_per_s if self._upload else None
+
     def chunk_bytes(self, most: int) -> int:
         """Size of chunks: `most`, or less where the upload is capped."""
         return min(most, self._upload.chunk_bytes) if self._upload else most

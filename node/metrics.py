@@ -14,7 +14,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
-from node.ports import Clock
+from node.facts import NODE_FACTS, Facts
+from node.ports import BadTensorError, Clock, PeerError
 from protocol.commands import Apply, Command, Compute, Note, Reduce, SendMessage
 from protocol.events import Applied, CommandFailed, ComputeDone, Event, MessageReceived, Reduced, Tick
 from protocol.ids import PeerId, members_of
@@ -44,15 +45,12 @@ class Metrics:
         self._define_run()
         self._define_recovery()
         self._define_node()
+        self.facts = Facts(self.registry, NODE_FACTS)
         ProcessCollector(registry=self.registry)
 
     def _define_run(self) -> None:
         on = self.registry
         self._step = Gauge("regrow_step", "Last committed step that this node knows.", registry=on)
-        self._loss = Gauge("regrow_loss", "Mean training loss per token of the last step, in nats.", registry=on)
-        self._validation = Gauge(
-            "regrow_validation_loss", "Mean held-out loss per token, last evaluation, in nats.", registry=on
-        )
         self._tokens = Counter("regrow_tokens", "Tokens of the whole run's committed steps since this node came.", registry=on)
         self._microbatches = Counter(
             "regrow_microbatches",
@@ -102,16 +100,17 @@ class Metrics:
         self._peers = Gauge("regrow_peers", "Peers with a stream: heard, or silent for a lapse.", ["state"], registry=on)
         self._saved_bytes = Counter("regrow_checkpoint_bytes", "Size of the stages that were saved.", registry=on)
         self._shadow_bytes = Counter("regrow_shadow_bytes", "Received of what is kept of another stage.", registry=on)
-        self._shadow_age = Gauge("regrow_shadow_age_steps", "How far behind its oldest chunk was when told of.", registry=on)
         self._compute = Counter("regrow_compute_seconds", "Time spent computing.", ["op"], registry=on)
         self._computed = Counter("regrow_computations", "Passes of a microbatch that ended.", ["op"], registry=on)
         self._failures = Counter("regrow_command_failures", "Work that somebody else's fault ended.", ["blame"], registry=on)
+        self._refused_tensors = Counter("regrow_refused_tensors", "Tensors of peers that were refused.", ["fault"], registry=on)
+        for fault in BadTensorError.KINDS:
+            self._refused_tensors.labels(fault)
         self._messages = Counter("regrow_messages", "Control messages of the protocol.", ["kind", "direction"], registry=on)
         self._wire = Counter("regrow_wire_bytes", "Bytes over the network.", ["kind", "direction"], registry=on)
         self._queue = Gauge("regrow_queue_length", "Entries waiting.", ["queue"], registry=on)
         self._payload = Gauge("regrow_payload_bytes", "Activations and gradients held now.", registry=on)
         self._payload_peak = Gauge("regrow_payload_peak_bytes", "Most of them ever held at once.", registry=on)
-        self._lease_age = Gauge("regrow_lease_age_seconds", "Since the last lease was stored.", registry=on)
         self._lag = Histogram(
             "regrow_event_loop_lag_seconds",
             "How much later than asked the event loop wakes.",
@@ -157,6 +156,11 @@ class Metrics:
             case _:
                 pass
 
+    def observe_fault(self, error: PeerError) -> None:
+        """Count a tensor that was refused."""
+        if isinstance(error, BadTensorError):
+            self._refused_tensors.labels(error.kind).inc()
+
     def wire(self, kind: str, direction: str, num_bytes: int) -> None:
         """Bytes `sent` or `received`; a kind outside `WIRE_KINDS` counts as `other`."""
         assert direction in ("sent", "received"), direction
@@ -173,7 +177,7 @@ class Metrics:
 
     def lease_age(self, seconds: float) -> None:
         """Since the directory last took this node's lease."""
-        self._lease_age.set(seconds)
+        self.facts.tell("regrow_lease_age_seconds", seconds)
 
     def loop_lag(self, seconds: float) -> None:
         """One measurement of the event loop."""
@@ -201,6 +205,10 @@ class Metrics:
             held = [int(seat.get("state_bytes") or 0) for seat in seats if seat.get("role") == role]
             self._seats.labels(role).set(len(held))
             self._stage_bytes.labels(role).set(sum(held))
+        own = status.get("contribution") or {}
+        self.facts.tell("regrow_contributed_tokens", own.get("tokens"))
+        self.facts.tell("regrow_contributed_steps", own.get("steps"))
+        self.facts.tell("regrow_work_share_ratio", own.get("share"))
 
     # --- inside
 
@@ -211,7 +219,7 @@ class Metrics:
 
     def _observe_standing(self, standing: Standing) -> None:
         if standing.validation_step >= 0:
-            self._validation.set(standing.validation_loss)
+            self.facts.tell("regrow_validation_loss", standing.validation_loss)
 
     def _observe_phases(self, measured: Mapping[str, float]) -> None:
         for phase, seconds in measured.items():
@@ -234,7 +242,7 @@ class Metrics:
             case "averaged":
                 self._observe_recovery(fields)
             case "validation":
-                self._validation.set(float(fields.get("value", math.nan)))
+                self.facts.tell("regrow_validation_loss", float(fields.get("value", math.nan)))
             case "rerouted":
                 self._notes[type_].inc(sum(len(members_of(bits)) for bits in fields.get("to", {}).values()))
             case _ if type_ in self._notes:
@@ -247,11 +255,12 @@ class Metrics:
             self._saved_bytes.inc(max(0, int(fields.get("bytes", 0))))
         elif type_ == "shadow":
             self._shadow_bytes.inc(max(0, int(fields.get("bytes", 0))))
-            self._shadow_age.set(int(fields.get("step", 0)) - int(fields.get("oldest_step", 0)))
+            age = int(fields.get("step", 0)) - int(fields.get("oldest_step", 0))
+            self.facts.tell("regrow_shadow_age_steps", age)
 
     def _observe_loss(self, fields: Mapping[str, Any]) -> None:
         step = int(fields.get("step", 0))
-        self._loss.set(float(fields.get("value", math.nan)))
+        self.facts.tell("regrow_loss", float(fields.get("value", math.nan)))
         if step > self._loss_step:
             self._loss_step = step
             self._tokens.inc(int(fields.get("tokens", 0)))
@@ -277,6 +286,7 @@ _NOTED = {
     "suspected": ("suspicions", "Peers suspected."),
     "rerouted": ("reroutes", "Microbatches rerouted."),
     "forked": ("forks", "Lineages forked."),
+    "took_over": ("takeovers", "Times that this node became the coordinator after another one."),
     "refused": ("refusals", "Reports of peers refused."),
     "saved": ("checkpoints", "Stages saved (policy checkpoint)."),
     "shadow": ("shadow_rounds", "Times that all that is kept of another stage was newer than before."),

@@ -149,7 +149,8 @@ class Opening:
         host, port = parse_host_port(self.settings.listen)
         chunk_bytes = self.limits.chunk_bytes(CHUNK_BYTES)
         config = TransportConfig(run_id, home.member.peer, home.member.incarnation, chunk_bytes=chunk_bytes)
-        hooks = Hooks(on_bytes=self.on_bytes, on_refused=self.on_refused, pace_out=self.limits.pace_out)
+        sending, pace_out = self.desk.link.on_sending, self.limits.pace_out
+        hooks = Hooks(on_bytes=self.on_bytes, on_refused=self.on_refused, on_sending=sending, pace_out=pace_out)
 
         async def open_at(port: int) -> GrpcTransport:
             at = replace(config, listen=joined(host, port))

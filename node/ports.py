@@ -24,6 +24,25 @@ class PeerError(Exception):
         self.peer = peer
         self.reason = reason
 
+    def by(self, peer: PeerId) -> PeerError:
+        """The same, when it is known whose fault it is."""
+        return PeerError(peer, self.reason)
+
+
+class BadTensorError(PeerError):
+    """A tensor that was refused, and `kind`, which of its faults: a word of `KINDS`, for counting."""
+
+    KINDS = ("codec", "shape", "size", "not_finite", "beyond_reason", "state")
+
+    def __init__(self, peer: PeerId, reason: str, kind: str) -> None:
+        assert kind in self.KINDS, kind
+        super().__init__(peer, reason)
+        self.kind = kind
+
+    def by(self, peer: PeerId) -> BadTensorError:
+        """The same, when it is known whose tensor it was."""
+        return BadTensorError(peer, self.reason, self.kind)
+
 
 class UninvitedError(PeerError):
     """The peer says that the run is by invitation, and that this node has no good ticket."""

@@ -12,7 +12,7 @@ import asyncio
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from node.ports import Payload, PayloadPool, PeerError, PeerTransport, StageExecutor
+from node.ports import BadTensorError, Payload, PayloadPool, PeerError, PeerTransport, StageExecutor
 from protocol.commands import Reduce, StopReduce
 from protocol.ids import PeerId
 from protocol.messages import ReduceHeader
@@ -184,13 +184,13 @@ class Reducer:
         try:
             await self._executor.sum_range(job.command.stage, piece.first, [part])
         except PeerError as error:
-            raise PeerError(peer, error.reason) from error
+            raise error.by(peer) from error
 
     async def _install(self, job: _Job, piece: Piece, total: Payload, owner: PeerId) -> None:
         try:
             await self._executor.install_range(job.command.stage, piece.first, total)
         except PeerError as error:
-            raise PeerError(owner, error.reason) from error
+            raise error.by(owner) from error
 
     async def _publish(self, job: _Job, piece: Piece, total: Payload, gate: asyncio.Semaphore) -> None:
         """To all others. One that cannot be reached keeps nobody from having the sum."""
@@ -227,7 +227,8 @@ class Reducer:
         finally:
             self._pool.release(handle)
         if payload.spec.shape != (piece.count,):
-            raise PeerError(peer, f"its {kind} of stage {c.stage} has shape {payload.spec.shape}, not ({piece.count},)")
+            told = f"its {kind} of stage {c.stage} has shape {payload.spec.shape}, not ({piece.count},)"
+            raise BadTensorError(peer, told, "shape")
         return payload
 
     async def _await_piece(self, key: Key, slot: Slot) -> int:

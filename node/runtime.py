@@ -334,6 +334,7 @@ class Runtime:
     def _fail(
         self, stage: int, step: int, attempt: int, microbatch: int, error: PeerError, peer: PeerId, unsent: bool = False
     ) -> None:
+        self.observers.on_fault(error)
         self.dispatch(CommandFailed(stage, step, attempt, microbatch, error.peer or peer, error.reason, unsent))
 
     async def _create(self, command: CreateSeat) -> None:
@@ -426,9 +427,10 @@ class Runtime:
         info = await self.ports.executor.blank(stage)
         self._reducer.seat(stage, info.num_elements)
 
-    def _on_bad_donor(self, peer: PeerId, reason: str) -> None:
-        log.warning("catching up: peer %s: %s", peer[-8:] or "?", reason)
-        self._refuse(peer, reason)
+    def _on_bad_donor(self, error: PeerError) -> None:
+        self.observers.on_fault(error)
+        log.warning("catching up: %s", error)
+        self._refuse(error.peer, error.reason)
 
     def _stop_learning(self, stage: int) -> None:
         self._learners.pop(stage, None)
@@ -457,6 +459,7 @@ class Runtime:
             self._fail_sum(command, missed, unsent=True)
 
     def _fail_sum(self, command: Reduce, error: PeerError, unsent: bool = False) -> None:
+        self.observers.on_fault(error)
         where = command.stage, command.step, command.attempt, -1
         self.dispatch(CommandFailed(*where, error.peer, error.reason, unsent, command.sum_number))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from node.checkpoints.store import CheckpointStore
-from node.ports import Clock, Directory, EventSink, Neighbours, PayloadPool, PeerTransport, StageExecutor
+from node.ports import Clock, Directory, EventSink, Neighbours, PayloadPool, PeerError, PeerTransport, StageExecutor
 from node.range_book import Piece, in_earnest
 from protocol.commands import Command
 from protocol.events import Event
@@ -44,5 +44,7 @@ class Observers:
     """How much later than asked a tick came, in seconds."""
     on_published: Callable[[float], None] = _nobody
     """Monotonic time of the last lease that was stored."""
+    on_fault: Callable[[PeerError], None] = _nobody
+    """What another did wrong here: a tensor that was refused is a `BadTensorError`."""
     on_decided: Callable[[Event, float, list[Command]], None] = lambda *_: None
     """What followed from an event at a time of the node's clock, before it is carried out."""

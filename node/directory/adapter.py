@@ -70,7 +70,7 @@ class HivemindDirectory:
         self._visible: list[str] = []
         self._remembered: dict[str, str] = {}
         self._last: Lease | None = None
-        self._num_redialled = 0
+        self._num_redialled = self._num_compared = 0
         self._known: dict[str, list[Lease]] = {}
 
     @classmethod
@@ -174,7 +174,16 @@ class HivemindDirectory:
             missing = [text for text in self._targets() if text.rpartition("/")[2].strip() not in connected]
             with owning(self._theirs):
                 await self._entrance.redial(self._node, self._turn(missing))
+                if connected:
+                    self._num_compared += 1
+                    other = sorted(connected)[self._num_compared % len(connected)]
+                    await self._entrance.compare_clocks(self._node, other)
         return self.remembered()
+
+    @property
+    def clock_offset_s(self) -> float | None:
+        """This machine's clock minus that of a peer, when they were last compared: on entering and with each `redial`."""
+        return self._entrance.clock_offset_s
 
     async def close(self) -> None:
         """See `node.ports.Directory`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -54,6 +55,8 @@ class Entrance:
     patience_s: float
     answer_timeout_s: float = ANSWER_TIMEOUT_S
     attempts: list[Attempt] = field(default_factory=list)
+    clock_offset_s: float | None = None
+    """This machine's clock minus that of the peer it was last compared with; None before the first time."""
     _said: dict[str, str] = field(default_factory=dict)
     """Why an address did not work, when that was last said: the same once, however often it is dialled again."""
 
@@ -77,6 +80,12 @@ class Entrance:
         """Try each address once, in turn. How many let us in."""
         attempts = [attempt for attempt in map(_read, texts) if not self._is_own(attempt)]
         return sum([await self._try(node, attempt) for attempt in attempts])
+
+    async def compare_clocks(self, node: Any, peer: PeerId) -> None:
+        """Ask a connected peer what time it is. No answer changes nothing."""
+        with suppress(TimeoutError, P2PDaemonError, P2PHandlerError, OSError, EOFError):
+            async with asyncio.timeout(self.answer_timeout_s):
+                await self._ask(node, PeerID.from_base58(peer))
 
     def _is_own(self, attempt: Attempt) -> bool:
         return attempt.address is not None and attempt.address.peer == self.own_peer
@@ -106,16 +115,24 @@ class Entrance:
         try:
             async with asyncio.timeout(self.answer_timeout_s):
                 await connect(node.p2p, peer, str(replace(address, peer="")))
-                asked = self.wall()
-                request = PingRequest(peer=node.protocol.node_info, validate=True)
-                answer = await node.protocol.get_stub(peer).rpc_ping(request, timeout=self.answer_timeout_s)
-                answered = self.wall()
+                asked, answer, answered = await self._ask(node, peer)
         except TimeoutError:
             raise NoEntrance(f"no answer within {self.answer_timeout_s:g} s") from None
         except (P2PDaemonError, P2PHandlerError, OSError, EOFError) as error:
             raise _translated(str(error)) from None
         _check_clock(asked, answer.dht_time, answered)
         await _settle(node, peer, answer)
+
+    async def _ask(self, node: Any, peer: Any) -> tuple[float, Any, float]:
+        """The peer's answer to a ping, and this machine's time before and after it."""
+        asked = self.wall()
+        request = PingRequest(peer=node.protocol.node_info, validate=True)
+        answer = await node.protocol.get_stub(peer).rpc_ping(request, timeout=self.answer_timeout_s)
+        answered = self.wall()
+        offset = (asked + answered) / 2 - answer.dht_time
+        if math.isfinite(offset):
+            self.clock_offset_s = offset
+        return asked, answer, answered
 
     def _sentence(self) -> str:
         skewed = next((attempt for attempt in self.attempts if "clock" in attempt.reason), None)

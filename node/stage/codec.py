@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from node.ports import Payload, PeerError, TensorSpec
+from node.ports import BadTensorError, Payload, TensorSpec
 
 assert sys.byteorder == "little", "regrow's codecs move tensors as they lie in memory and need a little-endian CPU"
 
@@ -42,17 +42,17 @@ def decode(payload: Payload, codec: str, shape: tuple[int, ...], device: torch.d
     """An f32 tensor of exactly this shape. `PeerError` with peer '' where the payload is anything else or not finite."""
     spec, data = payload.spec, payload.data
     if spec.codec != codec:
-        raise PeerError("", f"tensor in codec {spec.codec[:16]!r}, not {codec}")
+        raise BadTensorError("", f"tensor in codec {spec.codec[:16]!r}, not {codec}", "codec")
     if tuple(spec.shape) != shape:
-        raise PeerError("", f"tensor of shape {list(spec.shape[:8])}, not {list(shape)}")
+        raise BadTensorError("", f"tensor of shape {list(spec.shape[:8])}, not {list(shape)}", "shape")
     expected = math.prod(shape) * ITEM_BYTES[codec]
     if data.nbytes != expected:
-        raise PeerError("", f"tensor of {data.nbytes} bytes, not {expected}")
+        raise BadTensorError("", f"tensor of {data.nbytes} bytes, not {expected}", "size")
     tensor = _values(data, codec).view(shape)
     if not _sane(tensor):
-        raise PeerError(
-            "", "tensor with values that are not finite" if not _finite(tensor) else "tensor with values beyond reason"
-        )
+        if _finite(tensor):
+            raise BadTensorError("", "tensor with values beyond reason", "beyond_reason")
+        raise BadTensorError("", "tensor with values that are not finite", "not_finite")
     return tensor.to(device)
 
 
@@ -61,7 +61,7 @@ def decode_elements(data: memoryview, first: int, num_elements: int, device: tor
     whole, lie outside the vector or are not finite."""
     count, rest = divmod(data.nbytes, ITEM_BYTES["f32"])
     if rest or count < 1 or first < 0 or first + count > num_elements:
-        raise PeerError("", f"{data.nbytes} bytes at element {first} of a vector of {num_elements} elements")
+        raise BadTensorError("", f"{data.nbytes} bytes at element {first} of a vector of {num_elements} elements", "size")
     return decode(Payload(TensorSpec("f32", (count,)), data), "f32", (count,), device)
 
 

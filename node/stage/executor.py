@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from node.ports import ComputeResult, Payload, PeerError, SeatInfo, UnusableError, Update
+from node.ports import BadTensorError, ComputeResult, Payload, SeatInfo, UnusableError, Update
 from node.stage.codec import decode, decode_elements, encode, raw_bytes
 from node.stage.digest import gradient_digest, squared_norm
 from node.stage.model import skeleton
@@ -89,7 +89,7 @@ class TorchExecutor:
                 total = scaled if total is None else total.add_(scaled)
             assert total is not None, "nothing to mix"
             if not torch.isfinite(total).all():
-                raise PeerError("", "weights to be mixed that are not finite")
+                raise BadTensorError("", "weights to be mixed that are not finite", "not_finite")
             return raw_bytes(total)
 
         return await self._run(STATE, mixed)
@@ -195,7 +195,8 @@ class TorchExecutor:
     def _decoded_range(self, stage: int, first: int, payload: Payload, shape: tuple[int, ...]) -> torch.Tensor:
         size = self._seat(stage).num_elements
         if len(shape) != 1 or shape[0] < 1 or first < 0 or first + shape[0] > size:
-            raise PeerError("", f"range of shape {list(shape[:8])} at element {first} of a gradient of {size} elements")
+            told = f"range of shape {list(shape[:8])} at element {first} of a gradient of {size} elements"
+            raise BadTensorError("", told, "shape")
         return decode(payload, self._manifest.wire.gradients, shape, self._device)
 
     # --- the update
@@ -226,9 +227,10 @@ class TorchExecutor:
             seat = self._seat(stage)
             parts = [decode_elements(x, first, seat.num_elements, self._device) for x in (weights, *moments)]
             if len({len(part) for part in parts}) != 1:
-                raise PeerError("", f"weights and moments of {[len(part) for part in parts]} elements at element {first}")
+                told = f"weights and moments of {[len(part) for part in parts]} elements at element {first}"
+                raise BadTensorError("", told, "size")
             if moments and parts[2].min() < 0:
-                raise PeerError("", f"a second moment below zero at element {first} or after")
+                raise BadTensorError("", f"a second moment below zero at element {first} or after", "state")
             for vector, part in zip((seat.weights, seat.exp_avg, seat.exp_avg_sq), parts, strict=False):
                 vector[first : first + len(part)] = part
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from node.machine import available_memory
@@ -15,6 +17,12 @@ def free_bytes(device: str) -> int:
     Raises `UnusableError` for a device that this machine does not have."""
     found = usable_device(device)
     return torch.cuda.mem_get_info(found)[0] if found.type == "cuda" else available_memory()
+
+
+def gpu_memory(device: str) -> Callable[[], tuple[int, int]] | None:
+    """Reads (free, total) bytes of the GPU that computes; None where none does. Raises `UnusableError` as `free_bytes` does."""
+    found = usable_device(device)
+    return (lambda: torch.cuda.mem_get_info(found)) if found.type == "cuda" else None
 
 
 def describe(device: str, num_threads: int) -> str:

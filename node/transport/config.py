@@ -199,6 +199,8 @@ class Hooks:
     """Bytes of frames, without HTTP/2's own."""
     on_refused: Callable[[PeerId, str], None] = lambda _peer, _sentence: None
     """A peer says that this node has no place in the run (version, run, old incarnation); told once per sentence."""
+    on_sending: Callable[[int], None] = lambda _change: None
+    """+1 when a payload begins to go out, -1 when it has gone or will not; of all streams, waiting for its turn included."""
     pace: Callable[[int], Awaitable[None]] | None = None
     """Awaited after each received chunk of so many bytes: caps the rate at which payloads are taken in."""
     pace_out: Callable[[int], Awaitable[None]] | None = None

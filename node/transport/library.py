@@ -176,14 +176,17 @@ class LibraryService(swarm_pb2_grpc.LibraryServicer):
             await self._refuse(fault, context)
 
     async def _write(self, kind: Kind, chunk: Any, context: Context) -> None:
-        pace = self._around.hooks.pace_out
-        if pace is not None:
-            await pace(len(chunk.data))
+        hooks = self._around.hooks
+        hooks.on_sending(1)
         try:
+            if hooks.pace_out is not None:
+                await hooks.pace_out(len(chunk.data))
             await within(self._around.config.progress_s, context.write(chunk))
         except TimeoutError:
             raise WireError("stalled", "nobody reads what was asked for") from None
-        self._around.hooks.on_bytes(kind, "out", len(chunk.data))
+        finally:
+            hooks.on_sending(-1)
+        hooks.on_bytes(kind, "out", len(chunk.data))
 
     @contextmanager
     def _slot(self) -> Iterator[None]:

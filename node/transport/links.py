@@ -213,6 +213,7 @@ class BulkLink:
         count, size = self._around.hooks.on_bytes, self._around.config.chunk_bytes
         pace = self._around.hooks.pace_out
         stream.num_begun += 1
+        self._around.hooks.on_sending(1)
         try:
             await stream.write(head)
             count(kind, "out", len(head))
@@ -225,6 +226,8 @@ class BulkLink:
         except BaseException:
             stream.close("a payload was broken off")
             raise
+        finally:
+            self._around.hooks.on_sending(-1)
 
     def close(self, reason: str) -> None:
         """For good; sends raise `PeerError`."""

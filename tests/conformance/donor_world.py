@@ -12,7 +12,7 @@ from node.clock import SystemClock
 from node.data.files import BlobFiles
 from node.learning import Learner, Means
 from node.payloads import HandlePool
-from node.ports import Update
+from node.ports import PeerError, Update
 from node.serving import Shelf
 from node.stage.executor import TorchExecutor
 from node.syllabus import ChainSyllabus
@@ -129,8 +129,8 @@ class Swarm:
         means = Means(donors, self.executor, ChainSyllabus(self.node), SystemClock())
         return Learner(STAGE, size, means, HEARTBEAT_S, self._tell, self._fault, range_elements=-(-size // NUM_RANGES))
 
-    def _fault(self, name: str, reason: str) -> None:
-        self.faults.append((name, reason))
+    def _fault(self, error: PeerError) -> None:
+        self.faults.append((error.peer, error.reason))
 
     def _tell(self, event: LearningGoesOn | Learned) -> None:
         if isinstance(event, Learned):

@@ -19,6 +19,7 @@ from protocol.invite import parse
 from tests.tools.command import regrow
 from tests.tools.contract import violations
 from tests.tools.material import write_manifest
+from tests.tools.promtool import promtool
 from tests.tools.swarm import Swarm, swarm, wait_for
 
 pytestmark = pytest.mark.timeout(240)
@@ -85,6 +86,18 @@ def test_metrics(live: Swarm) -> None:
     assert samples["regrow_wire_bytes_total", "backward", "received"] > 0
     assert samples["regrow_seats", "active"] == 1
     assert samples["process_resident_memory_bytes",] > 1 << 20
+    assert samples["regrow_state_dir_free_bytes",] > 0
+    assert abs(samples["regrow_clock_offset_seconds",]) < 3
+    assert samples["regrow_sending_seconds_total",] > 0
+    assert samples["regrow_link_peak_bytes_per_second", "sent"] > 0
+    assert samples["regrow_contributed_tokens_total",] >= 6 * 4 * 32
+    assert 0 < samples["regrow_work_share_ratio",] < 1
+
+
+def test_metrics_are_clean(live: Swarm) -> None:
+    for node in live.nodes:
+        code, said = promtool("check", "metrics", stdin=http_client.get(live.running(node).http, "/metrics").decode())
+        assert (code, said) == (0, "")
 
 
 def test_events(live: Swarm) -> None:

@@ -311,9 +311,8 @@ class School:
 
         async def main() -> None:
             means = Means(self, self.executor, self.training, VirtualClock())  # type: ignore[arg-type]
-            learner = Learner(
-                STAGE, self.size, means, HEARTBEAT_S, self._tell, lambda *f: self.faults.append(f), self.range_elements
-            )
+            fault = lambda e: self.faults.append((e.peer, e.reason))  # noqa: E731
+            learner = Learner(STAGE, self.size, means, HEARTBEAT_S, self._tell, fault, self.range_elements)
             self.training.learner = learner
             made.append(learner)
             async with asyncio.TaskGroup() as group:

@@ -198,8 +198,8 @@ class World:
         means = LearnerMeans(donors, e, syllabus, VirtualClock(), True, WEIGHT_BYTES, syllabus.rank)
         return Learner(stage, self.size, means, HEARTBEAT_S, self._tell, self._on_fault, self.range_elements)
 
-    def _on_fault(self, peer: PeerId, reason: str) -> None:
-        self.faults.append((peer, reason))
+    def _on_fault(self, error: PeerError) -> None:
+        self.faults.append((error.peer, error.reason))
 
     def _tell(self, event: Learned | LearningGoesOn) -> None:
         if isinstance(event, Learned):

@@ -275,9 +275,9 @@ SWARM = Board(
                 Panel(
                     "Tokens that count",
                     "line",
-                    one(f"regrow_swarm_node_tokens_total{{{ANY_PEER}}}", "{{peer}}"),
+                    one(f"sum by (peer) (regrow_swarm_node_tokens_total{{{ANY_PEER}}})", "{{peer}}"),
                     "short",
-                    "Of microbatches that the node computed a stage of.",
+                    "Over all stages that the node computed.",
                 ),
                 Panel(
                     "Own time per step",

@@ -330,7 +330,8 @@ class _Node:
         self._shelf.fill(state, executor, runtime.mixer)
         self._desk.open(state, runtime, network.directory, network.transport)
         self._watch_machine(network.directory)
-        self._spawn(group, network.http.serve(), "http")
+        for server in network.http, *network.published:
+            self._spawn(group, server.serve(), "http")
         self._spawn(group, self._raise_refusal(), "refusals")
         self._spawn(group, self._redial(network.directory, past), "redial")
         self._spawn(group, self._bring_data(tokens, network), "token shards")
@@ -357,6 +358,7 @@ class _Node:
 
         def on_command(command: Command) -> None:
             metrics.observe_command(command)
+            self._desk.page.observe_command(command)
             self._screen.observe_command(command)
             if isinstance(command, Note) and command.type == "granted":
                 stage = command.fields["stage"]
@@ -375,10 +377,12 @@ class _Node:
 
         def on_event(event: Event) -> None:
             metrics.observe_event(event)
+            self._desk.page.observe_event(event)
             self._shelf.observe(event)
             self._screen.observe_event(event)
 
-        return Observers(on_event, on_command, on_lag, self._desk.on_published, metrics.observe_fault)
+        leases = self._desk.page.observe_leases
+        return Observers(on_event, on_command, on_lag, self._desk.on_published, metrics.observe_fault, leases)
 
     def _announce(self, home: Home, state: NodeState, network: Network) -> None:
         from node.stage.memory import describe

@@ -38,6 +38,10 @@ def _host_port(text: str) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def _published(text: str) -> str:
+    return _host_port(text) if text.strip() else ""
+
+
 def _announced(text: str) -> str:
     if text:
         check_announce(text)
@@ -107,6 +111,9 @@ class NodeSettings:
     )
     metrics: Annotated[str, AfterValidator(_host_port)] = Field(
         f"127.0.0.1:{METRICS_PORT}", description="HOST:PORT of /metrics, /status and health; port 0 = any free one."
+    )
+    publish: Annotated[str, AfterValidator(_published)] = Field(
+        "", description="HOST:PORT of the status page alone, safe to show to everybody (0 = any free port); empty = nowhere."
     )
     device: Annotated[str, AfterValidator(_device)] = Field(
         "auto", description="Where to compute: auto (a GPU if there is one), cpu, cuda or cuda:N."

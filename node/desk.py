@@ -13,6 +13,7 @@ from node.http import HttpSources, Weights
 from node.keys import order_verifier
 from node.link_use import LinkUse
 from node.metrics import Metrics
+from node.page.page import Page
 from node.ports import Clock, Directory, UnusableError
 from node.runtime import Runtime
 from node.serving import Shelf
@@ -45,18 +46,20 @@ class Desk:
         self._directory: Directory | None = None
         self._transport: GrpcTransport | None = None
         self._published_at: float | None = None
+        self.page = Page(clock, self.status)
         self.contribution: Contribution | None = None
         """Set once the run is known."""
 
     def sources(self) -> HttpSources:
         """For the HTTP server."""
-        return HttpSources(self.status, self.metrics, self.invite, self._shelf_dump, self.obey)
+        return HttpSources(self.status, self.metrics, self.invite, self._shelf_dump, self.obey, self.page)
 
     def open(self, state: NodeState, runtime: Runtime, directory: Directory, transport: GrpcTransport) -> None:
         """From now on there is something to tell."""
         self._state, self._runtime, self._directory, self._transport = state, runtime, directory, transport
         config = state.config
         self.metrics.peer, self.metrics.lapse_s = config.member.peer, config.manifest.timing.lapse_s
+        self.page.open(state)
         self.metrics.identify(run_id=config.manifest.run_id, peer=config.member.peer, name=config.name)
 
     # ---- HTTP ----
@@ -118,13 +121,15 @@ class Desk:
         way = "received" if direction == "in" else "sent"
         self.metrics.wire(kind, way, num_bytes)
         self.link.on_bytes(way, num_bytes)
+        self.page.on_bytes(direction, num_bytes)
 
     def on_published(self, at: float) -> None:
         """The directory took the lease at `at`."""
         self._published_at = at
 
     def measure(self) -> None:
-        """Bring the gauges up to date; called with each tick."""
+        """Bring the gauges and the page up to date; called with each tick."""
+        self.page.tick()
         if self._published_at is not None:
             self.metrics.lease_age(self._clock.monotonic() - self._published_at)
         for queue, length in (self._transport.queues() if self._transport else {}).items():

@@ -1,7 +1,8 @@
 """The HTTP side of a node: /metrics, /healthz, /readyz, /status, /invite, and on loopback /debug/dump.
 
 It only shows; the one request that changes anything is POST /order, whose body the organiser signed. Runs
-inside the node's event loop and leaves signals alone. Bound beyond loopback it shows the same to everybody.
+inside the node's event loop and leaves signals alone. Bound beyond loopback it shows the same to everybody; what is
+safe to show to everybody, and nothing else, is served by `HttpServer.publish`.
 """
 
 from __future__ import annotations
@@ -26,11 +27,15 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from node.metrics import Metrics
+from node.page.routes import Shown, endpoints
+from node.plain_json import finite
 from node.ports import UnusableError
 
 MAX_ORDER_BYTES = 4096
 MAX_CONNECTIONS = 64
 CHUNK_BYTES = 1 << 20
+UNREAD_MS = 30_000
+"""A connection whose other side takes nothing for so long is dropped by the kernel."""
 READY_PHASES = frozenset({"training", "evaluating", "paused", "finished"})
 _log = logging.getLogger(__name__)
 
@@ -68,6 +73,8 @@ class HttpSources:
     """Weights of a stage as last committed. `UnusableError` where this node has no such seat."""
     order: Callable[[bytes], str] | None = None
     """Obey a signed order (JSON); returns a sentence. `ValueError` where it is not to be obeyed."""
+    page: Shown | None = None
+    """The status page."""
 
 
 class _Server(uvicorn.Server):
@@ -80,9 +87,9 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """Bound by `open`, served by `serve` (a coroutine for the caller's TaskGroup), ended by `close`."""
 
-    def __init__(self, sock: socket.socket, sources: HttpSources) -> None:
+    def __init__(self, sock: socket.socket, application: Starlette) -> None:
         self._socket = sock
-        self._server = _Server(_uvicorn_config(_application(sources)))
+        self._server = _Server(_uvicorn_config(application))
         host, port = sock.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         """HOST:PORT that was bound."""
@@ -90,7 +97,12 @@ class HttpServer:
     @classmethod
     def open(cls, host: str, port: int, sources: HttpSources) -> HttpServer:
         """Bind (port 0: any) and listen. Raises `UnusableError(2)` where the address cannot be had."""
-        return cls(_bind(host, port), sources)
+        return cls(_bind("--metrics", host, port), _application(sources))
+
+    @classmethod
+    def publish(cls, host: str, port: int, page: Shown) -> HttpServer:
+        """The same with nothing but the status page, which has no address, path or invite in it, and takes no order."""
+        return cls(_bind("--publish", host, port), _published(page))
 
     async def serve(self) -> None:
         """Answer until `close` or cancellation; the port is free when this returns."""
@@ -112,25 +124,26 @@ class HttpServer:
         self._socket.close()
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _bind(option: str, host: str, port: int) -> socket.socket:
     where = f"{host}:{port}"
     if not 0 <= port <= 65535:
-        raise UnusableError(2, f"--metrics {where}: a port is a number from 0 (any) to 65535")
+        raise UnusableError(2, f"{option} {where}: a port is a number from 0 (any) to 65535")
     try:
         [(family, kind, proto, _, address), *_] = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         sock = socket.socket(family, kind, proto)
     except (OSError, UnicodeError) as error:
-        raise UnusableError(2, f"--metrics {where} is no address of this machine: {error}") from error
+        raise UnusableError(2, f"{option} {where} is no address of this machine: {error}") from error
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)  # accepted ones inherit it
         sock.bind(address)
         sock.listen(MAX_CONNECTIONS)
     except OSError as error:
         sock.close()
         raise UnusableError(
-            2, f"cannot serve HTTP on {where}: {error.strerror}; choose another port with --metrics (0 = any)"
+            2, f"cannot serve HTTP on {where}: {error.strerror}; choose another port with {option} (0 = any)"
         ) from error
     sock.setblocking(False)
     return sock
@@ -156,7 +169,7 @@ def _uvicorn_config(app: Starlette) -> uvicorn.Config:
 def _application(sources: HttpSources) -> Starlette:
     pages = _Pages(sources)
     get = {
-        "/": pages.index,
+        **(endpoints(sources.page) if sources.page else {"/": pages.index}),
         "/metrics": pages.metrics,
         "/healthz": pages.healthz,
         "/readyz": pages.readyz,
@@ -166,6 +179,11 @@ def _application(sources: HttpSources) -> Starlette:
     }
     routes = [Route(path, endpoint, methods=["GET"]) for path, endpoint in get.items()]
     routes.append(Route("/order", pages.order, methods=["POST"]))
+    return Starlette(routes=routes, exception_handlers={Exception: _our_fault})
+
+
+def _published(page: Shown) -> Starlette:
+    routes = [Route(path, endpoint, methods=["GET"]) for path, endpoint in endpoints(page).items()]
     return Starlette(routes=routes, exception_handlers={Exception: _our_fault})
 
 
@@ -240,17 +258,6 @@ def readiness(status: Mapping[str, Any]) -> tuple[bool, str]:
         return False, sentence or "this node holds no stage"
     stages = ", ".join(str(seat.get("stage")) for seat in seats)
     return True, f"{phase}, holds stage {stages}, step {status.get('step', 0)}"
-
-
-def finite(value: Any) -> Any:
-    """The same JSON value with null for numbers that JSON does not know."""
-    if isinstance(value, float):
-        return value if value - value == 0 else None
-    if isinstance(value, Mapping):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return value
 
 
 async def _pieces(data: memoryview) -> AsyncIterator[memoryview]:

@@ -77,6 +77,8 @@ class Network:
     """What is listened on, and what peers are found through and asked with."""
 
     http: HttpServer
+    published: tuple[HttpServer, ...]
+    """Of the status page alone: none or one."""
     transport: GrpcTransport
     directory: HivemindDirectory
     asker: Asker
@@ -112,6 +114,7 @@ class Opening:
         await _refuse_own_invite(home, run)
         http = await self._open_http()
         stack.callback(http.close)
+        published = await self._open_published(stack)
         guests = Guests(home.member.peer, self.clock)
         security = Tls(papers_of(home.identity.key), guests.admits, guests.flaw_of)
         asker = Asker(security, self.on_bytes)
@@ -128,7 +131,9 @@ class Opening:
         directory = await self._open_directory(home, run, where, guests, group)
         stack.push_async_callback(bounded, directory.close, "the directory")
         guests.open(directory.leases)
-        network = Network(http, transport, directory, asker, guests, GrpcDonors(security, self.on_bytes), back, where)
+        network = Network(
+            http, published, transport, directory, asker, guests, GrpcDonors(security, self.on_bytes), back, where
+        )
         await self._refuse_double(home, network)
         return network
 
@@ -139,6 +144,15 @@ class Opening:
             return HttpServer.open(host, port, self.desk.sources())
 
         return await at_port(open_at, port, "--metrics", "metrics" in self.defaults, self.say)
+
+    async def _open_published(self, stack: AsyncExitStack) -> tuple[HttpServer, ...]:
+        if not self.settings.publish:
+            return ()
+        host, port = parse_host_port(self.settings.publish)
+        server = HttpServer.publish(host, port, self.desk.page)
+        stack.callback(server.close)
+        self.say(f"the status page, safe to show to everybody, is at http://{server.address}/")
+        return (server,)
 
     async def _open_transport(
         self, home: Home, run_id: str, library: Library, security: Security, group: asyncio.TaskGroup

@@ -253,6 +253,7 @@ class Runtime:
         config = self.state.config
         while True:
             leases = [x for x in await self.ports.directory.leases() if not x.leaving]
+            self.observers.on_leases(leases)
             others = [x for x in leases if x.peer != config.member.peer and x.address]
             heads = sorted((x for x in others if x.coordinator), key=lambda x: (x.ballot_term, x.peer), reverse=True)
             claims = tuple(Contact(x.peer, x.address) for x in heads[:MAX_RIVALS])

@@ -115,7 +115,7 @@ class Screen:
         self._rows(
             [
                 ("peers reach it at", running.grpc),
-                ("status", f"http://{running.http}/status"),
+                ("status page", f"http://{running.http}/"),
                 ("state", running.state_dir),
             ]
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from node.checkpoints.store import CheckpointStore
-from node.ports import Clock, Directory, EventSink, Neighbours, PayloadPool, PeerError, PeerTransport, StageExecutor
+from node.ports import Clock, Directory, EventSink, Lease, Neighbours, PayloadPool, PeerError, PeerTransport, StageExecutor
 from node.range_book import Piece, in_earnest
 from protocol.commands import Command
 from protocol.events import Event
@@ -46,5 +46,7 @@ class Observers:
     """Monotonic time of the last lease that was stored."""
     on_fault: Callable[[PeerError], None] = _nobody
     """What another did wrong here: a tensor that was refused is a `BadTensorError`."""
+    on_leases: Callable[[list[Lease]], None] = _nobody
+    """Who was in the directory at the last look."""
     on_decided: Callable[[Event, float, list[Command]], None] = lambda *_: None
     """What followed from an event at a time of the node's clock, before it is carried out."""

@@ -31,6 +31,8 @@ def snapshot(state: NodeState, now: float) -> dict[str, Any]:
         "validation": _validation(state),
         "num_stages": config.manifest.num_stages,
         "seats": [_seat(seat, config.manifest) for _, seat in sorted(state.bench.seats.items())],
+        "policy": config.manifest.recovery.policy,
+        "regained": [{"stage": s, "rung": r.rung, "peer": r.peer} for s, r in sorted(chain.regained.items())],
         "roster": [{"stage": s.stage, "peer": s.member.peer, "role": s.role} for s in chain.seatings],
         "view": _view(state, now),
     }

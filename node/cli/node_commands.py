@@ -38,6 +38,10 @@ MetricsAt = Annotated[
     str | None,
     typer.Option("--metrics", metavar="HOST:PORT", help="Where /metrics and /status are served; port 0 = any."),
 ]
+PublishAt = Annotated[
+    str | None,
+    typer.Option("--publish", metavar="HOST:PORT", help="Where the status page alone is shown, to everybody; 0 = any port."),
+]
 State = Annotated[
     Path | None, typer.Option("--state-dir", metavar="DIR", help="Folder of the node's identity, data and event log.")
 ]
@@ -93,6 +97,7 @@ def start(
     dht_announce: DhtAnnounce = None,
     lan: Lan = None,
     metrics: MetricsAt = None,
+    publish: PublishAt = None,
     state_dir: State = None,
     device: Device = None,
     threads: Threads = None,
@@ -126,6 +131,7 @@ def join(
     dht_announce: DhtAnnounce = None,
     lan: Lan = None,
     metrics: MetricsAt = None,
+    publish: PublishAt = None,
     state_dir: State = None,
     device: Device = None,
     threads: Threads = None,
@@ -163,6 +169,7 @@ def show_config(
     dht_announce: DhtAnnounce = None,
     lan: Lan = None,
     metrics: MetricsAt = None,
+    publish: PublishAt = None,
     state_dir: State = None,
     device: Device = None,
     threads: Threads = None,

@@ -11,10 +11,11 @@ from functools import lru_cache
 
 from protocol.assignment import stage_order
 from protocol.chain import Chain
+from protocol.counted import contributors_of
 from protocol.ids import PeerId, members_of
 from protocol.manifest import Manifest
 from protocol.messages import OpenEvaluation, OpenStep, PipeHeader, ReduceHeader, Route, SeatWork
-from protocol.records import Commit, Seating, Share, contributors_of
+from protocol.records import Commit, Seating, Share
 
 STEPS_AHEAD = 2
 """A peer may be one commit ahead of this node, and then works on the step after it."""
@@ -133,7 +134,9 @@ def piece_misfit(peer: PeerId, header: ReduceHeader, me: PeerId, chain: Chain) -
 def shares_misfit(commit: Commit, shares: tuple[Share, ...], manifest: Manifest, chain: Chain) -> str:
     """Do the shares cover each microbatch exactly once per stage, by members, and are they those that `commit` names?"""
     every = (1 << manifest.batch.num_microbatches) - 1
-    if contributors_of(shares) != commit.contributors:
+    if any(not 0 <= share.stage < manifest.num_stages for share in shares):
+        return "a share is of a stage that there is not"
+    if contributors_of(shares, commit.step, manifest) != commit.contributors:
         return "the shares are not those that it names"
     for result in commit.results:
         mine = tuple(share for share in shares if share.stage == result.stage)

@@ -322,7 +322,7 @@ class Coordinator:
                 self._begin_reduce(ledger, stage, now)
         if not ledger.complete():
             return
-        commit, shares = ledger.commit()
+        commit, shares = ledger.commit(self._manifest)
         wrong = self._chain.fits(commit)  # each number was checked when it came; together they may be too large for the clip
         if wrong:
             self._void(f"the step cannot be committed: {wrong}", now)

@@ -9,11 +9,13 @@ from protocol.assignment import first_meetings, make_plan
 from protocol.chain import Chain
 from protocol.checks import shares_misfit
 from protocol.commands import Command, Connect, Note, SendMessage
+from protocol.counted import contributors_of
+from protocol.crediting import contradiction
 from protocol.fork import parts_from
 from protocol.ids import Member, PeerId, RecordId
 from protocol.manifest import Manifest
 from protocol.messages import Decide, Held, Message, OpenStep, Propose, Proposed, RecordsWanted, Summary
-from protocol.records import Commit, Rebuild, Rollback, Roster, Seating, Share, contributors_of, is_fork
+from protocol.records import Commit, Rebuild, Rollback, Roster, Seating, Share, is_fork
 from protocol.shadows import told_of
 from protocol.view import View
 from protocol.workbench import Workbench
@@ -29,7 +31,7 @@ class Follower:
         self.claim: Callable[[], None] = lambda: None
         self._me, self._manifest, self._chain = me, manifest, chain
         self._acceptor, self._bench, self._view = acceptor, bench, view
-        self._early: dict[RecordId, Proposed] = {}
+        self._early: dict[RecordId, Decide] = {}
         """By the record that it follows, which has not come yet."""
         self._out: list[Command] = []
 
@@ -50,6 +52,7 @@ class Follower:
         wrong = self._chain.fits(record)
         if not wrong and isinstance(record, Commit):
             wrong = shares_misfit(record, message.shares, self._manifest, self._chain)
+            wrong = wrong or contradiction(record, message.shares, self._me.peer, self._bench.seats, self._chain)
         if wrong and record.parent != self._chain.head:
             self._send(peer, RecordsWanted(self._chain.head))
         elif wrong:
@@ -62,15 +65,14 @@ class Follower:
     def on_decide(self, peer: PeerId, _: int, message: Decide, now: float) -> None:
         """The coordinator says what was decided. A spare hears only of what concerns itself, and asks for what came before."""
         self._bench.introduce(message.contacts)
-        told = Proposed(message.ballot, message.record, message.shares)
         if self._chain.after(message.record.parent) is None:
             self._send(peer, RecordsWanted(self._chain.head))
-            self._early[message.record.parent] = told
+            self._early[message.record.parent] = message
             while len(self._early) > MAX_EARLY:
                 del self._early[next(iter(self._early))]
-        self.learn(told, now)
+        self.learn(message, now)
 
-    def learn(self, told: Proposed, now: float) -> None:
+    def learn(self, told: Decide | Proposed, now: float) -> None:
         """A record is decided; if it is the next one, take it in."""
         record, parent = told.record, self._chain.head
         if record.parent != parent or parts_from(self._me, record, self._chain):
@@ -83,12 +85,14 @@ class Follower:
         shares = self._shares_of(told)
         head = self._chain.append(record, shares)
         self._acceptor.settled(head)
-        self._out.append(Note("decided", {"record": head, "parent": parent, "ballot": ballot, "step": self._chain.step}))
+        root = {"root": record.contributors} if isinstance(record, Commit) else {}
+        decided = {"record": head, "parent": parent, "ballot": ballot, "step": self._chain.step}
+        self._out.append(Note("decided", decided | root))
         self._bench.end_evaluation()
         if isinstance(record, Commit):
             loss = {"step": record.step, "value": record.loss_sum / record.tokens, "tokens": record.tokens}
             self._out.append(Note("loss", loss))
-            self._bench.commit(record, shares, now)
+            self._bench.commit(record, shares, told.above if isinstance(told, Decide) else (), now)
         elif isinstance(record, Roster):
             self._enroll(record, now)
         elif isinstance(record, Rebuild):
@@ -101,12 +105,12 @@ class Follower:
         if told := self._early.pop(self._chain.head, None):
             self.learn(told, now)
 
-    def _shares_of(self, told: Proposed) -> tuple[Share, ...]:
+    def _shares_of(self, told: Decide | Proposed) -> tuple[Share, ...]:
         """Those that the record names, as far as this node knows them: of what it was told and what it holds."""
         held, record = self._acceptor.holding, told.record
         if not isinstance(record, Commit):
             return ()
-        if told.shares and contributors_of(told.shares) == record.contributors:
+        if told.shares and contributors_of(told.shares, record.step, self._manifest) == record.contributors:
             return told.shares
         return held.shares if held and held.record == record else ()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -61,16 +61,6 @@ ATTEMPTS_PER_TERM = 1000
 def hash_of(value: object) -> str:
     """32 hex digits of the sha256 of `value` as canonical JSON (sorted keys, no spaces)."""
     return hashlib.sha256(_canonical.encode(value).encode()).hexdigest()[:ID_HEX_DIGITS]
-
-
-def merkle_root(leaves: Sequence[object]) -> str:
-    """Hash of a list of values: of pairs of hashes, of pairs of those, and so on; who has no partner goes up as it is. '' for
-    an empty list. A leaf cannot be taken for a pair, nor one list for another."""
-    row = [hash_of(["leaf", index, leaf]) for index, leaf in enumerate(leaves)]
-    while len(row) > 1:
-        pairs = [row[at : at + 2] for at in range(0, len(row), 2)]
-        row = [hash_of(["pair", *pair]) if len(pair) == 2 else pair[0] for pair in pairs]
-    return row[0] if row else ""
 
 
 def initial_state_id(run_id: str, stage: int) -> StateId:

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 
 from protocol.assignment import Plan
 from protocol.commands import SendMessage
+from protocol.counted import contributors_of
 from protocol.ids import ATTEMPTS_PER_TERM, Ballot, Member, PeerId, RecordId, bitmap
+from protocol.manifest import Manifest
 from protocol.messages import Contact, ReducedReport, ReduceReady, Stalled, StartReduce
-from protocol.records import Commit, Seating, Share, StageResult, contributors_of, short
+from protocol.records import Commit, Seating, Share, StageResult, short
 from protocol.replica_set import owners_of
 
 NORM_TOLERANCE = 1e-6
@@ -202,8 +204,8 @@ class Ledger:
         """Replicas that have not reported the sum yet."""
         return [(s.stage, s.member) for row in self.seats for s in row if (s.stage, s.member) not in self.reduced]
 
-    def commit(self) -> tuple[Commit, tuple[Share, ...]]:
-        """The record to propose and the shares that it hashes. The norm is the first replica's."""
+    def commit(self, manifest: Manifest) -> tuple[Commit, tuple[Share, ...]]:
+        """The record to propose and the shares that it counts. The norm is the first replica's."""
         shares: list[Share] = []
         results: list[StageResult] = []
         for stage, row in enumerate(self.seats):
@@ -212,8 +214,8 @@ class Ledger:
             shares += self.started[stage]
         losses = [self.ready[0, share.member] for share in self.started[0]]
         loss, tokens = sum(r.loss_sum for r in losses), sum(r.tokens for r in losses)
-        where = self.parent, self.step, self.attempt
-        return Commit(*where, tuple(results), loss, tokens, contributors_of(tuple(shares))), tuple(shares)
+        where, counted = (self.parent, self.step, self.attempt), tuple(shares)
+        return Commit(*where, tuple(results), loss, tokens, contributors_of(counted, self.step, manifest)), counted
 
 
 def contacts_of(peers: Sequence[str], addresses: dict[str, str]) -> tuple[Contact, ...]:

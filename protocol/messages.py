@@ -271,6 +271,8 @@ class Decide:
     shares: tuple[Share, ...]
     contacts: tuple[Contact, ...] = ()
     """Of those that a Roster seats: whoever may have to lead one day must reach everybody."""
+    above: tuple[str, ...] = ()
+    """Of a Commit: what the receiver lacks to show its shares (`protocol.counted`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,8 +327,7 @@ class SeatWork:
 
 @dataclass(frozen=True, slots=True)
 class OpenStep:
-    """Work on this step. `routes`: those of the receiver's own stage-0 microbatches. An attempt may be amended: the highest
-    amendment says all that holds now."""
+    """Work on this step. `routes`: of the receiver's stage-0 microbatches. The highest amendment says all that holds now."""
 
     ballot: Ballot
     step: int
@@ -348,8 +349,7 @@ class OpenStep:
 
 @dataclass(frozen=True, slots=True)
 class StartReduce:
-    """Every microbatch is accounted for exactly once: sum the gradients of the stage over its replicas, those that have its
-    state, as the roster names them at the attempt's parent."""
+    """Every microbatch is accounted for once: sum the stage's gradients, whoever has its state on the roster of the parent."""
 
     ballot: Ballot
     step: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeGuard
 
-from protocol.ids import NO_BALLOT, Ballot, Member, RecordId, StateId, hash_of, merkle_root
+from protocol.ids import NO_BALLOT, Ballot, Member, RecordId, StateId, hash_of
 
 Role = Literal["active", "passive", "learner", "parked"]
 """`parked`: keeps the exact state of a stage that nobody computes, and has no part in steps."""
@@ -50,7 +50,7 @@ class Commit:
     tokens: int
     """Number of predicted tokens."""
     contributors: str = ""
-    """Hash of all shares (`contributors_of`): who accumulated which microbatches. A voter checks it before it holds this."""
+    """Root of the tree of all shares (`protocol.counted`): who accumulated which microbatches. A voter checks it first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +181,6 @@ def is_older_copy(rebuild: Rebuild) -> bool:
 
 MAX_NAMED = 64
 _named: dict[int, tuple[Record, RecordId]] = {}
-MAX_ROOTS = 16
-_roots: dict[int, tuple[tuple[Share, ...], str]] = {}
 
 
 def genesis_id(run_id: str) -> RecordId:
@@ -206,21 +204,3 @@ def record_id(record: Record) -> RecordId:
 def short(digest: str) -> str:
     """A digest as a `StageResult` has it."""
     return digest[:SHORT_DIGITS]
-
-
-def contributors_of(shares: tuple[Share, ...]) -> str:
-    """Root of the Merkle tree whose leaves are the stages, ascending, each with its shares in roster order: who contributed to
-    one of them can be shown with a few hashes. The last ones are remembered, as in `record_id`."""
-    known = _roots.get(id(shares))
-    if known is None:
-        known = _roots[id(shares)] = shares, _root_of(shares)
-        if len(_roots) > MAX_ROOTS:
-            del _roots[next(iter(_roots))]
-    return known[1]
-
-
-def _root_of(shares: tuple[Share, ...]) -> str:
-    by_stage: dict[int, list[Share]] = {}
-    for share in shares:
-        by_stage.setdefault(share.stage, []).append(share)
-    return merkle_root([[asdict(share) for share in by_stage[stage]] for stage in sorted(by_stage)])

@@ -16,6 +16,7 @@ from protocol.acceptor import Acceptor
 from protocol.candidate import Candidate
 from protocol.chain import Chain
 from protocol.commands import Command, Note, Say, SendMessage
+from protocol.crediting import above_of
 from protocol.fork import Roll, in_order, is_left_behind, uncovered, unmakeable
 from protocol.ids import NO_BALLOT, Ballot, Member, PeerId, hash_of
 from protocol.leader import MAX_TERM_AHEAD, Leader
@@ -397,7 +398,8 @@ class Takeover:
         for member in self._chain.members():
             if member != self._me:
                 shares = proposal.shares if member in self._chain.voters else ()
-                self._send(member.peer, Decide(proposal.ballot, proposal.record, shares))
+                above = () if shares else above_of(member.peer, proposal.record, proposal.shares, self._chain.manifest)
+                self._send(member.peer, Decide(proposal.ballot, proposal.record, shares, above=above))
         self.learn(Proposed(proposal.ballot, proposal.record, proposal.shares), now)
 
     def _send(self, peer: PeerId, message: Message) -> None:

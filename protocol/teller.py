@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from protocol.chain import Chain
 from protocol.commands import SendMessage
+from protocol.crediting import above_of
 from protocol.fork import is_left_behind
 from protocol.ids import Ballot, Member, PeerId, RecordId
 from protocol.ledger import contacts_of
@@ -53,7 +54,8 @@ class Teller:
         kept = shares if peer in voters else ()
         seated = [] if isinstance(record, Commit) else [s.member.peer for s in record.joins]
         contacts = contacts_of(list(dict.fromkeys(seated)), self._addresses)
-        return SendMessage(peer, Decide(self._ballot, record, kept, contacts))
+        above = () if kept else above_of(peer, record, shares, self._chain.manifest)
+        return SendMessage(peer, Decide(self._ballot, record, kept, contacts, above))
 
     # ---- who lacks something ----
 

@@ -1,3 +1,3 @@
 """Version of the wire protocol: peers of different versions refuse each other with one clear line."""
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7

@@ -14,6 +14,7 @@ from protocol.averaging import Averaging
 from protocol.chain import Chain
 from protocol.checks import STEPS_AHEAD, evaluation_misfit, open_misfit, payload_misfit
 from protocol.commands import Apply, Command, Introduce, Note, Release, Say, SendMessage
+from protocol.crediting import Credits
 from protocol.custody import Custody
 from protocol.evaluation import Evaluation
 from protocol.events import (
@@ -312,11 +313,12 @@ class Workbench:
         """Is a report of this stage to be repeated now? It is taken as said then."""
         return self._reported.is_due(stage, now)
 
-    def commit(self, commit: Commit, shares: tuple[Share, ...], now: float) -> None:
+    def commit(self, commit: Commit, shares: tuple[Share, ...], above: tuple[str, ...], now: float) -> None:
         """The step is decided (the chain holds it already): update every seat that has the sum. Whoever passes a Commit on may
         not know all shares; who summed has been told those of the stage."""
         norms = {r.stage: r.squared_norm for r in commit.results}
         rate = learning_rate(self._manifest.optimizer, commit.step, self._manifest.last_step)
+        counts = Credits(self._me, commit, shares, above, self._manifest)
         for stage, seat in sorted(self.seats.items()):
             held, decided = seat.attempt, commit.results[stage]
             result = held.reduced if held else None
@@ -330,6 +332,7 @@ class Workbench:
             told = {s.member.peer: s.microbatches for s in shares if s.stage == stage}
             attempt = held.open.attempt  # an equal sum is as good, of whichever attempt
             seat.contributors = held.summed if attempt == commit.attempt or not told else told
+            self._out += counts.of(stage, held, self._chain)
             scale = gradient_scale(self._manifest, commit.tokens, norms, stage)
             state_id = self._chain.state_ids[stage]
             self._out.append(Apply(stage, commit.step, attempt, scale, rate * seat.state.lr_factor, state_id))

@@ -6,7 +6,8 @@
   own candidate, with the promises of all that it seats, and those hold every stage or can make it again.
 - S4 nobody parts from a holder that can be reached of a stage that is then made again.
 - S2 the gradient that a committed step applies consists of each microbatch exactly once, per stage, computed on the committed
-  weights; the shares say who accumulated what, and those members noted it, once each. However often work changes hands within
+  weights; the shares say who accumulated what, and those members noted it, once each; the record's root is
+  that of what they noted, and what a member shows of it is its own (`node.sim.credit`). However often work changes hands within
   an attempt, a microbatch of a stage has one owner (`node.sim.ownership`).
 - S3 equal state_id, equal digest.
 - Only members on the roster apply; a seat's attempts never go back in a lineage; no more payloads than may be in flight.
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from node.sim.credit import Credit
 from node.sim.in_flight import InFlight
 from node.sim.machine import BrokenError, Contribution, Key, SimSeat, require, sum_digest, whole_gradient
 from node.sim.nodes import SimNode
@@ -37,7 +39,6 @@ from protocol.records import (
     Seating,
     Shadow,
     Share,
-    contributors_of,
     genesis_id,
     is_fork,
     is_older_copy,
@@ -113,6 +114,7 @@ class Invariants:
         self._latest: dict[tuple[Member, int], Key] = {}
         self.payloads = InFlight()
         self.owners = Ownership()
+        self.credit = Credit(manifest)
         self.checks: dict[type, Callable[[SimNode, Any], None]] = {
             Note: self._on_note,
             SendMessage: self._on_send,
@@ -418,7 +420,7 @@ class Invariants:
 
     def _check_shares(self, commit: Commit, shares: tuple[Share, ...]) -> None:
         place = self.places[commit.parent]
-        require(contributors_of(shares) == commit.contributors, f"the shares of step {commit.step} do not match")
+        self.credit.decided(commit, shares, place.seats, self._noted)
         for stage in range(self._manifest.num_stages):
             mine = tuple(share for share in shares if share.stage == stage)
             every: list[int] = []
@@ -474,10 +476,8 @@ class Invariants:
             told = (fields["stage"], fields["step"], fields["peer"])
             require(self._teller.get(told) is not node, f"{node!r} tells of a recovery that it told before: {fields}")
             self.recovered[told], self._teller[told] = fields["rung"], node
-        elif note.type == "committed":
-            every = sorted(m for bits in fields["contributors"].values() for m in members_of(bits))
-            whole = list(range(self._manifest.batch.num_microbatches))
-            require(every == whole, f"S2: {node!r} notes the contributors of {every} for {fields}")
+        elif note.type in self.credit.checks:
+            self.credit.checks[note.type](node, fields)
 
     def _counts_anew(self, member: Member) -> None:
         """Its steps go back."""

@@ -19,7 +19,7 @@ from node.transport.names import Names, put_ids, take_ids
 
 BITMAPS = frozenset({"microbatches"})
 """Texts that are bitmaps."""
-NEVER_AGAIN = frozenset({"digest", "contributors", "state_id", "state_ids", "states"})
+NEVER_AGAIN = frozenset({"above", "digest", "contributors", "state_id", "state_ids", "states"})
 """Ids that are told once: they would only drive names from their slots."""
 
 P = ParamSpec("P")

@@ -812,16 +812,18 @@ class Propose(_message.Message):
     def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., shares: _Optional[_Union[ShareRows, _Mapping]] = ...) -> None: ...
 
 class Decide(_message.Message):
-    __slots__ = ("ballot", "record", "shares", "contacts")
+    __slots__ = ("ballot", "record", "shares", "contacts", "above")
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
     SHARES_FIELD_NUMBER: _ClassVar[int]
     CONTACTS_FIELD_NUMBER: _ClassVar[int]
+    ABOVE_FIELD_NUMBER: _ClassVar[int]
     ballot: Ballot
     record: Record
     shares: ShareRows
     contacts: ContactRows
-    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., shares: _Optional[_Union[ShareRows, _Mapping]] = ..., contacts: _Optional[_Union[ContactRows, _Mapping]] = ...) -> None: ...
+    above: bytes
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., shares: _Optional[_Union[ShareRows, _Mapping]] = ..., contacts: _Optional[_Union[ContactRows, _Mapping]] = ..., above: _Optional[bytes] = ...) -> None: ...
 
 class Summary(_message.Message):
     __slots__ = ("ballot", "head", "step", "tokens", "loss", "seatings", "voters", "state_ids", "contacts", "height", "lineage", "squared_norms", "generations", "rebuilds", "lossy_forks", "epoch", "points", "rollback")

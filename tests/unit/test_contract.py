@@ -90,12 +90,25 @@ COMMITTED = AT | {
     "digest": "cd",
     "contributors": {"p": "ff"},
 }
+COUNTED = AT | {
+    "type": "counted",
+    "run": "r-1",
+    "step": 1,
+    "peer": "p",
+    "incarnation": 1,
+    "stage": 1,
+    "microbatches": "f",
+    "tokens": 32,
+    "path": ["l" + "0" * 32, "r" + "f" * 32],
+    "root": "a" * 32,
+}
 GOOD: list[tuple[str, dict[str, Any]]] = [
     ("status", STATUS),
     ("ready", READY),
     ("demo", DEMO),
     ("event", ACCUMULATED),
     ("event", COMMITTED),
+    ("event", COUNTED),
     ("event", AT | {"type": "of a later version"}),
 ]
 BAD: list[tuple[str, dict[str, Any]]] = [
@@ -109,6 +122,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("demo", DEMO | {"first_loss": None}),
     ("event", AT | {"type": "accumulated"}),
     ("event", COMMITTED | {"contributors": ["p"]}),
+    ("event", COUNTED | {"path": ["x" + "0" * 32]}),
     ("event", {"type": "loss", "step": 1, "value": 1.0, "tokens": 2}),
 ]
 
@@ -128,7 +142,7 @@ def test_schema_objects(definition: str, value: dict[str, Any]) -> None:
     assert violations(definition, value)
 
 
-@pytest.mark.parametrize(("definition", "value"), GOOD[:5])
+@pytest.mark.parametrize(("definition", "value"), GOOD[:6])
 def test_no_key_may_be_missing(definition: str, value: dict[str, Any]) -> None:
     for key in value:
         less = copy.deepcopy(value)

@@ -7,40 +7,15 @@ from typing import Any
 
 import pytest
 
-from protocol import records
-from protocol.ids import Ballot, Member, hash_of, merkle_root
+from protocol import counted
+from protocol.counted import contributors_of
+from protocol.ids import Ballot, Member
 from protocol.messages import Decide, Held, Propose
-from protocol.records import Commit, Share, StageResult, contributors_of, record_id, short
+from protocol.records import Commit, Share, StageResult, record_id, short
 from tests.tools.core import BALLOT, Core, a_manifest, holders, sent
 from tests.tools.lead import lead, votes, whole_step
 
-LISTS: list[list[Any]] = [
-    [],
-    ["a"],
-    ["a", "a"],
-    ["a", "b"],
-    ["b", "a"],
-    ["a", "b", "c"],
-    ["a", "b", "c", "c"],
-    ["a", "b", "c", "d", "e"],
-    [["a", "b"], "c"],
-    [hash_of(["leaf", 0, "a"]), hash_of(["leaf", 1, "b"])],
-]
-
-
-def test_each_list_has_a_root_of_its_own() -> None:
-    roots = [merkle_root(leaves) for leaves in LISTS]
-    assert len(set(roots)) == len(LISTS)
-    assert roots[0] == ""
-
-
-def test_a_leaf_is_shown_with_the_hashes_beside_its_way_up() -> None:
-    """The third of five: its partner, the pair before them, and the fifth, which goes up alone."""
-    leaves = ["a", "b", "c", "d", "e"]
-    leaf = [hash_of(["leaf", index, text]) for index, text in enumerate(leaves)]
-    first = hash_of(["pair", leaf[0], leaf[1]])
-    shown = hash_of(["pair", first, hash_of(["pair", leaf[2], leaf[3]])])
-    assert merkle_root(leaves) == hash_of(["pair", shown, leaf[4]])
+MANIFEST = a_manifest()
 
 
 @pytest.mark.parametrize(
@@ -48,16 +23,16 @@ def test_a_leaf_is_shown_with_the_hashes_beside_its_way_up() -> None:
 )
 def test_every_part_of_a_share_counts(change: dict[str, Any]) -> None:
     shares = Share(0, Member("a", 1), "3"), Share(1, Member("b", 1), "3")
-    assert contributors_of((shares[0], replace(shares[1], **change))) != contributors_of(shares)
+    assert contributors_of((shares[0], replace(shares[1], **change)), 1, MANIFEST) != contributors_of(shares, 1, MANIFEST)
 
 
 def test_what_is_remembered_is_right_and_bounded() -> None:
-    many = [(Share(0, Member("a", life), "3"),) for life in range(3 * records.MAX_ROOTS)]
-    roots = [contributors_of(shares) for shares in many]
+    many = [(Share(0, Member("a", life), "3"),) for life in range(3 * counted.MAX_TREES)]
+    roots = [contributors_of(shares, 1, MANIFEST) for shares in many]
     assert len(set(roots)) == len(many)
-    assert [contributors_of((replace(shares[0]),)) for shares in many] == roots, "equal shares, other objects"
-    assert [contributors_of(shares) for shares in many] == roots
-    assert len(records._roots) <= records.MAX_ROOTS
+    assert [contributors_of((replace(shares[0]),), 1, MANIFEST) for shares in many] == roots, "equal shares, other objects"
+    assert [contributors_of(shares, 1, MANIFEST) for shares in many] == roots
+    assert len(counted._trees) <= counted.MAX_TREES
 
 
 def test_a_record_has_the_first_digits_of_a_digest() -> None:
@@ -66,7 +41,7 @@ def test_a_record_has_the_first_digits_of_a_digest() -> None:
     record = sent(out, Propose, "a")[0].record
     assert short("0123456789abcdef" * 4) == "0123456789abcdef"
     assert [r.digest for r in record.results] == ["sum0", "sum1", "sum2"]
-    assert record.contributors == contributors_of(sent(out, Propose, "a")[0].shares)
+    assert record.contributors == contributors_of(sent(out, Propose, "a")[0].shares, 1, c.manifest)
 
 
 def test_who_holds_the_record_is_not_told_the_shares_again() -> None:
@@ -87,7 +62,7 @@ def a_voter() -> tuple[Core, Commit, tuple[Share, ...]]:
     shares = tuple(Share(s.stage, s.member, every) for s in c.state.chain.seatings)
     results = tuple(StageResult(stage, "d", 1.0) for stage in range(manifest.num_stages))
     tokens = manifest.batch.tokens_per_step
-    return c, Commit(c.state.chain.head, 1, 1, results, 1.0, tokens, contributors_of(shares)), shares
+    return c, Commit(c.state.chain.head, 1, 1, results, 1.0, tokens, contributors_of(shares, 1, manifest)), shares
 
 
 def test_a_voter_keeps_the_shares_of_what_it_held() -> None:

@@ -9,6 +9,7 @@ from protocol.chain import Chain
 from protocol.checks import stages_of
 from protocol.commands import Command, Note, Release, Say, SendMessage
 from protocol.coordinator import Coordinator
+from protocol.counted import contributors_of
 from protocol.events import LeasesSeen, MessageReceived, PayloadArrived, Tick
 from protocol.ids import Ballot, Member
 from protocol.messages import (
@@ -28,7 +29,7 @@ from protocol.messages import (
 )
 from protocol.node_state import NodeConfig, NodeState
 from protocol.orders import Orders
-from protocol.records import Commit, Roster, Seating, Share, StageResult, contributors_of, record_id
+from protocol.records import Commit, Roster, Seating, Share, StageResult, record_id
 from protocol.view import View
 from protocol.workbench import Workbench
 
@@ -104,7 +105,7 @@ def test_a_record_that_is_asked_for_later_still_carries_its_shares() -> None:
     shares = tuple(Share(stage, holder(stage), "3") for stage in STAGES)
     results = tuple(StageResult(stage, "d", 1.0) for stage in STAGES)
     tokens = MANIFEST.batch.tokens_per_step
-    commit = Commit(chain.head, 1, 1, results, 1.0, tokens, contributors_of(shares))
+    commit = Commit(chain.head, 1, 1, results, 1.0, tokens, contributors_of(shares, 1, MANIFEST))
     before = chain.head
     coordinator._propose(commit, shares, 1.0)
     coordinator.on_held(LEAD, Held(BALLOT, record_id(commit)))

@@ -76,7 +76,7 @@ def test_a_commit_needs_the_passive_replicas_too() -> None:
         kept = book.reduced.pop(key)
         assert not book.complete(), f"without {key}"
         book.reduced[key] = kept
-    record, shares = book.commit()
+    record, shares = book.commit(a_manifest(microbatches=5))
     assert (record.loss_sum, record.tokens) == (5.0, 40)
     assert [r.digest for r in record.results] == ["d0", "d1", "d2"]
     for stage in range(3):

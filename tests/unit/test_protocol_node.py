@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from protocol.commands import Apply, Command, Compute, CreateSeat, DropSeat, Exit, Learn, Reduce
+from protocol.counted import contributors_of
 from protocol.events import (
     Applied,
     CommandFailed,
@@ -42,7 +43,7 @@ from protocol.messages import (
     Wish,
     Yield,
 )
-from protocol.records import Commit, Roster, Seating, Shadow, Share, StageResult, contributors_of
+from protocol.records import Commit, Roster, Seating, Shadow, Share, StageResult
 from tests.tools.core import BALLOT, LEAD, Core, a_manifest, holders, notes, of, says, sent
 
 
@@ -219,7 +220,9 @@ def proposal(c: Core, **shares: str) -> Propose:
     rows = [Share(s.stage, s.member, shares.get(s.member.peer.replace(".", "_"), every)) for s in chain.seatings]
     rows = [row for row in rows if row.microbatches]
     results = tuple(StageResult(s, "d", 1.0) for s in range(3))
-    commit = Commit(chain.head, 1, 1, results, 1.0, c.manifest.batch.tokens_per_step, contributors_of(tuple(rows)))
+    commit = Commit(
+        chain.head, 1, 1, results, 1.0, c.manifest.batch.tokens_per_step, contributors_of(tuple(rows), 1, c.manifest)
+    )
     return Propose(BALLOT, commit, tuple(rows))
 
 

@@ -162,7 +162,7 @@ def test_what_a_lost_one_brought_counts_where_all_others_have_the_sum() -> None:
         for seating in book.seats[stage]:
             book.enter_reduced(seating.member, report(stage, seating.member.peer), 3.0)
     assert book.complete()
-    _, shares = book.commit()
+    _, shares = book.commit(a_manifest())
     assert Share(2, lost, bitmap(had)) in shares
 
 

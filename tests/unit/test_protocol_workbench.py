@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from protocol.commands import Apply, Compute, Reduce, Release, SendPayload
+from protocol.counted import contributors_of
 from protocol.events import Applied, CommandFailed, ComputeDone, Reduced
 from protocol.ids import Ballot, Member
 from protocol.messages import (
@@ -26,7 +27,7 @@ from protocol.messages import (
     StartReduce,
     VoidStep,
 )
-from protocol.records import Commit, Share, StageResult, contributors_of
+from protocol.records import Commit, Share, StageResult
 from tests.tools.core import BALLOT, LEAD, Core, a_manifest, holders, notes, of, sent
 
 
@@ -101,7 +102,7 @@ def test_who_contributed_to_another_attempt_is_told_with_its_commit() -> None:
     c.tell(start_reduce(c, attempt=2))
     c.do(Reduced(1, 1, 2, "sum", 4.0, 0.1))
     shares = (Share(1, Member("p1.0", 1), "3"), Share(1, Member("p1.1", 1), "c"))
-    commit = replace(commit_of(c), contributors=contributors_of(shares))
+    commit = replace(commit_of(c), contributors=contributors_of(shares, 1, c.manifest))
     (apply,) = of(c.tell(Decide(BALLOT, commit, shares)), Apply)
     assert (commit.attempt, apply.attempt) == (1, 2), "the sum that is here"
     out = c.do(Applied(1, 1, apply.state_id, "new", 1, 0.1))

@@ -42,6 +42,7 @@ from node.newcomer import Newcomer
 from node.past import Past
 from node.payloads import HandlePool
 from node.ports import Lease, UnusableError
+from node.proofs import Proofs
 from node.recording import Recording
 from node.reduce import PIECE_ELEMENTS
 from node.running import FILE_NAME as RUNNING_FILE
@@ -317,6 +318,9 @@ class _Node:
         state = NodeState(config)
         store, donors = _store_of(manifest), network.donors
         ports = Ports(self._clock, network.directory, network.transport, executor, self._pool, sink, donors, store)
+        proofs = Proofs.open(settings.state_dir / f"counted-{manifest.digest[:16]}.jsonl", manifest.run_id, home.member.peer)
+        stack.callback(proofs.close)
+        self._desk.proofs = proofs
         observers = self._observers(tokens, past, state)
         if settings.record:
             recording = stack.enter_context(Recording(settings.state_dir, config, self._screen.say))
@@ -360,6 +364,8 @@ class _Node:
             metrics.observe_command(command)
             self._desk.page.observe_command(command)
             self._screen.observe_command(command)
+            if isinstance(command, Note) and self._desk.proofs:
+                self._desk.proofs.observe(command.type, command.fields)
             if isinstance(command, Note) and command.type == "granted":
                 stage = command.fields["stage"]
                 self._screen.granted(stage, len({s.member for s in state.chain.seated(stage)} - {state.config.member}))

@@ -15,6 +15,7 @@ from node.link_use import LinkUse
 from node.metrics import Metrics
 from node.page.page import Page
 from node.ports import Clock, Directory, UnusableError
+from node.proofs import Proofs
 from node.runtime import Runtime
 from node.serving import Shelf
 from node.transport.grpc_transport import GrpcTransport
@@ -48,6 +49,7 @@ class Desk:
         self._published_at: float | None = None
         self.page = Page(clock, self.status)
         self.contribution: Contribution | None = None
+        self.proofs: Proofs | None = None
         """Set once the run is known."""
 
     def sources(self) -> HttpSources:
@@ -69,6 +71,7 @@ class Desk:
         if self._state is None:
             return {"pid": os.getpid(), "phase": "starting", "sentence": "starting", "seats": [], "view": []}
         own = self.contribution.as_json() if self.contribution else None
+        own = own | {"proven": self.proofs.sums()} if own and self.proofs else own
         return self._state.snapshot(self._clock.monotonic()) | {"pid": os.getpid(), "contribution": own}
 
     def invite(self) -> str:

@@ -27,13 +27,14 @@ LEVELS = {
     "digest_mismatch": "bad",
     "forked": "bad",
     "refused": "warn",
+    "uncounted": "warn",
     "suspected": "warn",
     "rolled_back": "warn",
     "recovered": "good",
     "counted": "good",
     "heard": "good",
 }
-SILENT_NOTES = frozenset("accumulated reduced decided validation saved shadow granted placed candidate".split())
+SILENT_NOTES = frozenset("accumulated reduced decided counted validation saved shadow granted placed candidate".split())
 """What is routine, or told by another note."""
 _ROLES = {"active": "computes", "passive": "keeps a copy of", "learner": "copies", "parked": "keeps, without computing it,"}
 
@@ -74,6 +75,7 @@ class Chronicle:
             "restore_failed": lambda f: f"Stage {f['stage']} could not be read back: {public(f['reason'], 200)}.",
             "digest_mismatch": lambda f: f"{self._who(f)} holds other weights of stage {f['stage']} than its siblings.",
             "refused": lambda f: f"Something from {self._who(f)} was refused: {public(f['reason'], 200)}.",
+            "uncounted": lambda f: f"Step {f['step']} does not count what this node computed of stage {f['stage']}.",
             "evaluation_skipped": lambda f: f"The evaluation was skipped: {public(f['reason'], 120)}.",
             "shadow_sealed": lambda f: (
                 f"What this node kept of stage {f['stage']} is {'whole' if f['whole'] else 'not whole'}."

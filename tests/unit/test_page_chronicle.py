@@ -88,6 +88,7 @@ NOTES: dict[str, tuple[dict[str, Any], str]] = {
         {"stage": 1, "peer": "QmBert", "digest": "a", "own": "b", "step": 3},
         "Bert holds other weights of stage 1",
     ),
+    "uncounted": ({"stage": 2, "step": 7, "microbatches": "5"}, "Step 7 does not count what this node computed of stage 2."),
     "refused": ({"peer": "QmBert", "reason": "nonsense"}, "Something from Bert was refused: nonsense."),
     "evaluation_skipped": ({"step": 3, "reason": "a member was lost"}, "The evaluation was skipped: a member was lost."),
     "shadow_sealed": ({"stage": 1, "step": 3, "whole": True}, "What this node kept of stage 1 is whole."),

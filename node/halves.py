@@ -30,6 +30,18 @@ def packed(data: bytes | bytearray | memoryview, dtype: Dtype) -> bytes:
     return np.pad(halves, (0, len(halves) % 2)).tobytes()
 
 
+def elements_of(data: bytes, num_elements: int, vectors: int, dtype: Dtype, first: int, end: int) -> list[bytes]:
+    """Elements first .. end of each of the vectors that lie in `data` behind one another, as they lie there."""
+    size, width = WORD_BYTES * num_words(num_elements, dtype), ELEMENT_BYTES[dtype]
+    assert len(data) == vectors * size, "the words of these elements"
+    return [data[at + first * width : at + end * width] for at in range(0, len(data), size)]
+
+
+def filled(data: bytes) -> bytes:
+    """Whole words."""
+    return data + bytes(-len(data) % WORD_BYTES)
+
+
 def unpacked(data: bytes | bytearray | memoryview, num_elements: int, dtype: Dtype) -> np.ndarray:
     """The elements as f32; `data` has just the words of so many."""
     assert len(memoryview(data).cast("B")) == WORD_BYTES * num_words(num_elements, dtype), "the words of these elements"

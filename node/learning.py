@@ -82,6 +82,12 @@ class Means:
     """Which ranges a donor is asked for first."""
     digest: str = ""
     """Which the state has to have, where the record that made it says so."""
+    sent_bytes: int = 0
+    """Of an element that is fetched, as it goes over the wire; 0: as many."""
+
+    def sent(self, num_bytes: int) -> int:
+        """What so many bytes of state were on the wire."""
+        return num_bytes * self.sent_bytes // self.state_bytes if self.sent_bytes else num_bytes
 
 
 @dataclass(slots=True)
@@ -276,7 +282,7 @@ class Learner:
         async with self._hands:
             if not self._book.is_late(errand):
                 await self._put(errand, found)
-        self._num_bytes += errand.num_bytes
+        self._num_bytes += self.means.sent(errand.num_bytes)
         tally.failures = tally.misses = 0
 
     async def _fetch(self, errand: Errand, source: Donor, flight: Flight) -> StateRange:
@@ -286,7 +292,7 @@ class Learner:
         else:
             found = await source.gradient_range(self.stage, replay.state_id, part.first, part.count)
         now = self.means.clock.monotonic()
-        flight.pace.answered(errand.num_bytes, now - began)
+        flight.pace.answered(self.means.sent(errand.num_bytes), now - began)
         flight.land(now)
         self.wake()
         return found
@@ -370,6 +376,6 @@ class Learner:
             return
         self._reported_at = now
         rate = sum(self._tally(peer).pace.rate for peer in self._working)
-        left = self._book.bytes_needed(self._lead) / rate if rate else NO_ESTIMATE_S
-        total = self.means.state_bytes * self.num_elements
+        left = self.means.sent(self._book.bytes_needed(self._lead)) / rate if rate else NO_ESTIMATE_S
+        total = self.means.sent(self.means.state_bytes * self.num_elements)
         self.tell(LearningGoesOn(self.stage, self._num_bytes, total, min(left, NO_ESTIMATE_S), len(self._working)))

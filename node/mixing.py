@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from node.ahead import Ahead, Means, Part
+from node.halves import WORD_BYTES, Dtype, num_words, unpacked
 from node.ports import Clock, Donor, Neighbour, Neighbours, NotHeldError, PeerError, StageExecutor, StateFacts, StateRange
 from node.range_book import COPY_ELEMENTS, Piece, Rank, in_earnest
 from protocol.averaging import averagers, holds
@@ -35,7 +36,7 @@ class Mixer:
     clock: Clock
     piece: Piece = in_earnest
     kept: Callable[[int, Shadow, int, int], bytes | None] = lambda *_: None
-    """Elements of a shadow that this node keeps."""
+    """Elements of a shadow that this node keeps, as they lie there."""
     _aheads: dict[int, Ahead] = field(default_factory=dict)
     _failures: dict[PeerId, int] = field(default_factory=dict)
 
@@ -108,8 +109,8 @@ class Mixer:
     # ---- on request ----
 
     async def mixed_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange | None:
-        """Weights of the stage that is rebuilt as `state_id`. None where no such rebuild is decided, or this node holds none of
-        its sources (any more). Raises `PeerError` where nobody gives the other part."""
+        """Weights of the stage that is rebuilt as `state_id`, of its shadow in that one's form. None where no such rebuild is
+        decided, or this node holds none of its sources (any more). Raises `PeerError` where nobody gives the other part."""
         rebuild = self._rebuild(stage, state_id)
         if rebuild is None or not 0 <= first < first + count <= self._num_elements(stage):
             return None
@@ -243,24 +244,26 @@ class RebuildSyllabus:
 
 @dataclass(frozen=True, slots=True)
 class MixedDonors:
-    """`Donors` whose ranges of state are mixed: weights alone where the moments are zero, which need not be sent."""
+    """`Donors` whose ranges of state are mixed: weights alone where the moments are zero, which need not be sent. `dtype`: how
+    elements are sent; they are told in f32."""
 
     neighbours: Neighbours
     mixer: Mixer
     me: PeerId
     state_id: StateId
     vectors: int
+    dtype: Dtype = "fp32"
 
     @asynccontextmanager
     async def visit(self, donor: Contact) -> AsyncIterator[Donor]:
         """See `Donors`; this node itself needs no connection."""
         if donor.peer == self.me:
-            yield _Mixed(self._own_range, self.state_id, self.vectors)
+            yield _Mixed(self._own_range, self.state_id, self.vectors, self.dtype)
             return
         async with self.neighbours.visit(donor) as neighbour:
-            yield _Mixed(neighbour.mixed_range, self.state_id, self.vectors)
+            yield _Mixed(neighbour.mixed_range, self.state_id, self.vectors, self.dtype)
 
-    async def _own_range(self, stage: int, state_id: StateId, first: int, count: int, _vectors: int) -> StateRange:
+    async def _own_range(self, stage: int, state_id: StateId, first: int, count: int, _num_words: int) -> StateRange:
         found = await self.mixer.mixed_range(stage, state_id, first, count)
         if found is None:
             raise NotHeldError(self.me, f"this node can no longer mix stage {stage}")
@@ -272,10 +275,17 @@ class _Mixed:
     mixed_range: Callable[[int, StateId, int, int, int], Awaitable[StateRange]]
     state_id: StateId
     vectors: int
+    dtype: Dtype
 
     async def state_range(self, stage: int, first: int, count: int) -> StateRange:
         """See `Donor`."""
-        return await self.mixed_range(stage, self.state_id, first, count, self.vectors)
+        num_words_each = num_words(count, self.dtype)
+        found = await self.mixed_range(stage, self.state_id, first, count, self.vectors * num_words_each)
+        if self.dtype == "fp32":
+            return found
+        data, size = memoryview(found.data).cast("B"), WORD_BYTES * num_words_each
+        vectors = [unpacked(data[at : at + size], count, self.dtype).tobytes() for at in range(0, len(data), size)]
+        return replace(found, data=b"".join(vectors))
 
     async def gradient_range(self, stage: int, state_id: StateId, first: int, count: int) -> StateRange:
         """See `Donor`; a state that is made here has no update that led to it."""

@@ -281,6 +281,8 @@ class StageExecutor(Protocol):
 
 RANGE_ELEMENTS = 1 << 20
 """Most elements of a state that are asked for at once: 12 MiB."""
+SHADOW_ELEMENTS = 1 << 21
+"""Most elements that are asked for at once for a shadow: 4 MiB of weights in bf16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,12 +335,12 @@ class Neighbour(Donor, Protocol):
         """As `state_range`, of exactly `state_id`."""
 
     async def shadow_range(self, stage: int, first: int, count: int, num_words: int) -> StateRange:
-        """At most `RANGE_ELEMENTS` elements of whatever state the node holds when it reads them, as a shadow has them
+        """At most `SHADOW_ELEMENTS` elements of whatever state the node holds when it reads them, as a shadow has them
         (`node.halves`): so many words of 4 bytes."""
 
-    async def mixed_range(self, stage: int, state_id: StateId, first: int, count: int, vectors: int) -> StateRange:
-        """At most `RANGE_ELEMENTS` elements of a lost stage, mixed there as the decided rebuild to `state_id` says: its weights
-        (`vectors` 1), or its whole state (3)."""
+    async def mixed_range(self, stage: int, state_id: StateId, first: int, count: int, num_words: int) -> StateRange:
+        """At most `RANGE_ELEMENTS` elements of a lost stage, mixed there as the decided rebuild to `state_id` says, or kept
+        there as its shadow: its weights, or its whole state, in so many words of 4 bytes."""
 
 
 class Donors(Protocol):

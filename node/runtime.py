@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from node.ahead import Ahead
+from node.halves import ELEMENT_BYTES, Dtype
 from node.learning import Learner, Means
 from node.mixing import MixedDonors, Mixer, RebuildSyllabus
 from node.ports import (
@@ -368,12 +369,13 @@ class Runtime:
             return
         ports, stage, state_id = self.ports, command.stage, command.state_id
         vectors = self.shadowing.vectors if shadow else self.mixer.vectors
-        donors = MixedDonors(ports.donors, self.mixer, self.state.config.member.peer, state_id, vectors)
+        dtype: Dtype = self.state.config.manifest.recovery.shadow_dtype if shadow else "fp32"
+        donors = MixedDonors(ports.donors, self.mixer, self.state.config.member.peer, state_id, vectors, dtype)
         keeper, digest = (shadow.keeper.peer, shadow.digest) if shadow else ("", "")
         range_elements = ports.piece(stage, COPY_ELEMENTS)
         syllabus = RebuildSyllabus(self.state, stage, state_id, command.sources, range_elements, keeper)
-        state_bytes = WEIGHT_BYTES * vectors
-        means = Means(donors, ports.executor, syllabus, ports.clock, True, state_bytes, syllabus.rank, digest)
+        state_bytes, sent_bytes = WEIGHT_BYTES * vectors, ELEMENT_BYTES[dtype] * vectors
+        means = Means(donors, ports.executor, syllabus, ports.clock, True, state_bytes, syllabus.rank, digest, sent_bytes)
         await self._fill(stage, means)
 
     async def _draw(self, c: Regrow) -> None:

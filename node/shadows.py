@@ -8,7 +8,7 @@ make it keep more than the stage's size, or of another stage.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-from node.halves import ELEMENT_BYTES, num_words, packed, unpacked
+from node.halves import ELEMENT_BYTES, elements_of, filled, num_words, packed, unpacked
 from node.mixing import contacts_of_stage
-from node.ports import Clock, Neighbour, Neighbours, NotHeldError, PeerError, StateRange
+from node.ports import SHADOW_ELEMENTS, Clock, Neighbour, Neighbours, NotHeldError, PeerError, StateRange
 from node.range_book import Piece, in_earnest
 from node.waiting import wait_for_news
 from protocol.commands import DropShadow, KeepShadow, SealShadow
@@ -39,6 +39,16 @@ is short beside it."""
 MAX_PAUSE_S = 30.0
 MAX_NORM = 1e15
 """Of a chunk; as of any foreign tensor (`node.stage.codec`)."""
+
+
+def num_vectors(rules: RecoverySection) -> int:
+    """How many are kept: the weights, or both moments too."""
+    return 3 if rules.shadow_moments else 1
+
+
+def chunk_elements(rules: RecoverySection) -> int:
+    """Of a chunk of so many bytes."""
+    return min(SHADOW_ELEMENTS, CHUNK_BYTES // (ELEMENT_BYTES[rules.shadow_dtype] * num_vectors(rules)))
 
 
 @dataclass(slots=True)
@@ -83,11 +93,7 @@ class Shadowing:
     @property
     def vectors(self) -> int:
         """How many are kept: the weights, or both moments too."""
-        return 3 if self._rules.shadow_moments else 1
-
-    @property
-    def _chunk_elements(self) -> int:
-        return CHUNK_BYTES // (ELEMENT_BYTES[self._rules.shadow_dtype] * self.vectors)
+        return num_vectors(self._rules)
 
     @property
     def num_bytes(self) -> int:
@@ -136,7 +142,7 @@ class Shadowing:
             before.sealed = None
             return before
         size = stage_parameters(self.state.config.manifest, stage)
-        kept = Kept(Ledger(size, self.piece(stage, self._chunk_elements), rules.shadow_every, command.generation))
+        kept = Kept(Ledger(size, self.piece(stage, chunk_elements(rules)), rules.shadow_every, command.generation))
         if before and before.sealed and command.as_of >= 0:
             kept.parts, shadow = before.parts, before.sealed
             for chunk in kept.ledger.chunks:
@@ -237,18 +243,16 @@ class Shadowing:
         return hasher.update(age.to_bytes(8, "little")).hexdigest()
 
     def part_of(self, stage: int, shadow: Shadow, first: int, count: int) -> bytes | None:
-        """Elements in f32, each vector's behind one another, of what was sealed as this; None where it is not here any more."""
-        kept = self.kept.get(stage)
+        """Elements as they are kept, each vector's words behind one another, of what was sealed as this; None where it is not
+        here any more."""
+        kept, dtype, end = self.kept.get(stage), self._rules.shadow_dtype, first + count
         if kept is None or kept.sealed != shadow:
             return None
-        chunks = kept.ledger.covering(first, count)
-        rows = zip(*(self._vectors_of(chunk, kept.parts[chunk.first]) for chunk in chunks), strict=True)
-        start = first - chunks[0].first
-        return b"".join(_joined(row)[start : start + count].tobytes() for row in rows)
-
-
-def _joined(row: Iterator[np.ndarray]) -> np.ndarray:
-    return np.concatenate(list(row))
+        rows: list[list[bytes]] = []
+        for chunk in kept.ledger.covering(first, count):
+            begin, stop = max(first, chunk.first) - chunk.first, min(end, chunk.first + chunk.count) - chunk.first
+            rows.append(elements_of(kept.parts[chunk.first], chunk.count, self.vectors, dtype, begin, stop))
+        return b"".join(filled(b"".join(row)) for row in zip(*rows, strict=True))
 
 
 def shadow_form(found: StateRange, rules: RecoverySection) -> bytes:

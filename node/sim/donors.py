@@ -109,7 +109,7 @@ class _MemoryDonor:
         found = await holdings.shadow_range(stage, first, count, rules.shadow_moments)
         return await self._bring(stage, StateRange(found.facts, shadow_form(found, rules)) if found else None)
 
-    async def mixed_range(self, stage: int, state_id: StateId, first: int, count: int, vectors: int) -> StateRange:
+    async def mixed_range(self, stage: int, state_id: StateId, first: int, count: int, num_words: int) -> StateRange:
         """See `Neighbour`."""
         await self._ask(stage)
         return await self._bring(stage, await self.library.mixer(self.peer).mixed_range(stage, state_id, first, count))

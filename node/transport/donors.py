@@ -94,9 +94,9 @@ class _GrpcDonor:
         """See `Neighbour`."""
         return await self._fetch(FetchRequest(stage, "", "shadow", first, count), num_words)
 
-    async def mixed_range(self, stage: int, state_id: StateId, first: int, count: int, vectors: int) -> StateRange:
+    async def mixed_range(self, stage: int, state_id: StateId, first: int, count: int, num_words: int) -> StateRange:
         """See `Neighbour`."""
-        return await self._exactly(FetchRequest(stage, state_id, "mixed", first, count), vectors * count)
+        return await self._exactly(FetchRequest(stage, state_id, "mixed", first, count), num_words)
 
     async def _exactly(self, asked: FetchRequest, num_elements: int) -> StateRange:
         found = await self._fetch(asked, num_elements)

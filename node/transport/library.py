@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 import grpc
 from blake3 import blake3
 
-from node.ports import RANGE_ELEMENTS, PeerError, StateRange
+from node.ports import RANGE_ELEMENTS, SHADOW_ELEMENTS, PeerError, StateRange
 from node.transport import swarm_pb2, swarm_pb2_grpc
 from node.transport.channel import Context, within
 from node.transport.checks import FaultCode, WireError
@@ -114,8 +114,9 @@ class LibraryService(swarm_pb2_grpc.LibraryServicer):
 
     async def _fetch_state(self, asked: FetchRequest, context: Context) -> None:
         """A range that is read at once, so that all of it is of one state."""
-        if not 1 <= asked.count <= RANGE_ELEMENTS:
-            raise WireError("size", f"{asked.count} elements of a {asked.section}; 1 to {RANGE_ELEMENTS} are given at once")
+        most = SHADOW_ELEMENTS if asked.section == "shadow" else RANGE_ELEMENTS
+        if not 1 <= asked.count <= most:
+            raise WireError("size", f"{asked.count} elements of a {asked.section}; 1 to {most} are given at once")
         turns = self._turns_of(context)
         async with turns.read if asked.section == "state" else nullcontext():
             found = await self._read_state(asked)

@@ -9,13 +9,16 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 import uvloop
 from blake3 import blake3
 from grpc import aio
 
+from node.halves import Dtype, num_words, unpacked
 from node.payloads import HandlePool
-from node.ports import RANGE_ELEMENTS, Neighbours, NotHeldError, PeerError, StateFacts, StateRange
+from node.ports import RANGE_ELEMENTS, SHADOW_ELEMENTS, Neighbours, NotHeldError, PeerError, StateFacts, StateRange
+from node.shadows import CHUNK_BYTES, chunk_elements, num_vectors, shadow_form
 from node.sim.donors import MemoryDonors, MemoryLibrary
 from node.sim.loop import run_virtual
 from node.transport import swarm_pb2 as pb
@@ -25,6 +28,7 @@ from node.transport.config import FetchRequest, Library, TransportConfig
 from node.transport.donors import GrpcDonors
 from node.transport.grpc_transport import GrpcTransport
 from protocol.ids import PeerId
+from protocol.manifest import RecoverySection
 from protocol.messages import Contact
 from tests.conformance.tls_world import TlsWorld, peer
 from tests.conformance.transport_worlds import GrpcWorld, opened, within
@@ -230,12 +234,12 @@ def test_another_state_than_was_asked_for_is_not_taken() -> None:
     async def main() -> None:
         async with asked(Evil([chunk(0, ELEMENT)])) as donor:
             assert await within(donor.state_of(1, "s", 0, 1))
-            assert await within(donor.mixed_range(1, "s", 0, 1, vectors=3))
-            for ask in (donor.state_of(1, "t", 0, 1), donor.mixed_range(1, "t", 0, 1, vectors=3)):
+            assert await within(donor.mixed_range(1, "s", 0, 1, num_words=3))
+            for ask in (donor.state_of(1, "t", 0, 1), donor.mixed_range(1, "t", 0, 1, num_words=3)):
                 with pytest.raises(PeerError, match="nobody asked for"):
                     await within(ask)
             with pytest.raises(PeerError, match="nobody asked for"):
-                await within(donor.mixed_range(1, "s", 0, 1, vectors=1))
+                await within(donor.mixed_range(1, "s", 0, 1, num_words=1))
 
     uvloop.run(main())
 
@@ -299,6 +303,35 @@ def test_no_more_is_read_than_a_range(count: int, seed: int) -> None:
         assert not place.house.executor.num_reads
 
     run_grpc(case, seed)
+
+
+@pytest.mark.parametrize("moments", [False, True])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_a_chunk_of_a_shadow_comes_at_once_and_no_more_than_the_largest(dtype: Dtype, moments: bool, seed: int) -> None:
+    rules = RecoverySection(policy="shadow", shadow_every=10, shadow_dtype=dtype, shadow_moments=moments)
+    count, vectors = chunk_elements(rules), num_vectors(rules)
+    words, ones = vectors * num_words(count, dtype), np.ones(vectors * count, "<f4")
+    assert 0.99 * CHUNK_BYTES < 4 * words <= CHUNK_BYTES
+
+    async def read(asked: FetchRequest) -> StateRange | None:
+        assert (asked.section, asked.count) == ("shadow", count)
+        facts = StateFacts("s", 1, 1, 1.0, 0, "d")
+        return StateRange(facts, shadow_form(StateRange(facts, ones.tobytes()), rules))
+
+    async def main() -> None:
+        async with opened(GrpcWorld, seed) as world:
+            config = TransportConfig("run-1", "you", 1)
+            transport = await GrpcTransport.start(config, HandlePool(), world.group, world.rng, Library(states=read))
+            world.closers.append(transport.close)
+            async with GrpcDonors(Plaintext()).visit(Contact("you", transport.address)) as donor:
+                found = await within(donor.shadow_range(1, 3, count, words))
+                with pytest.raises(PeerError, match="are given at once"):
+                    await within(donor.shadow_range(1, 0, SHADOW_ELEMENTS + 1, words))
+            data, size = bytes(found.data), 4 * words // vectors
+            got = [unpacked(data[at : at + size], count, dtype) for at in range(0, len(data), size)]
+            assert np.array_equal(np.concatenate(got), ones)
+
+    uvloop.run(main())
 
 
 class Counting:

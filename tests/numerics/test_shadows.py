@@ -4,7 +4,9 @@ given is, chunk by chunk and to the bit, what the stage was after the step of ea
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -13,9 +15,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.halves import Dtype, num_words, packed, unpacked
+from node.halves import Dtype, elements_of, filled, num_words, packed, unpacked
+from node.sim.donors import MemoryLibrary
 from node.sim.loop import run_virtual
-from node.sim.swarm import MemorySwarm, Outfit, SimNode
+from node.sim.swarm import MemorySwarm, Outfit, SimNode, peer_name
 from node.stage.executor import TorchExecutor
 from protocol.events import Applied, Event, Learned, SeatCreated, ShadowSealed
 from protocol.manifest import Manifest
@@ -43,6 +46,18 @@ def test_halves_are_those_of_torch(values: list[float]) -> None:
     assert np.array_equal(unpacked(packed(array.tobytes(), "fp32"), len(values), "fp32"), array)
 
 
+@given(st.data())
+def test_part_of_what_is_kept_is_cut_out_in_its_own_words(data: st.DataObject) -> None:
+    dtype: Dtype = data.draw(st.sampled_from(["bf16", "fp32"]))
+    count, vectors = data.draw(st.integers(1, 9)), data.draw(st.sampled_from([1, 3]))
+    first = data.draw(st.integers(0, count - 1))
+    end = data.draw(st.integers(first + 1, count))
+    arrays = [np.arange(count, dtype="<f4") + 100 * number for number in range(vectors)]
+    kept = b"".join(packed(array.tobytes(), dtype) for array in arrays)
+    for array, part in zip(arrays, elements_of(kept, count, vectors, dtype, first, end), strict=True):
+        assert np.array_equal(unpacked(filled(part), end - first, dtype), as_sent(array, dtype)[first:end])
+
+
 # ---- a swarm ----
 
 
@@ -56,6 +71,8 @@ class Story:
     chunks: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
     """(first element, count, step), by stage."""
     made: dict[int, tuple[Learned, list[np.ndarray]]] = field(default_factory=dict)
+    brought: Counter[int] = field(default_factory=Counter)
+    """Bytes of each lost stage that newcomers were given."""
 
     def flat(self, node: SimNode, stage: int) -> list[np.ndarray]:
         count = sum(int(np.prod(shape)) for _, shape in node.executor.parameters(stage))
@@ -73,6 +90,19 @@ class Story:
             self.made[event.stage] = event, self.flat(node, event.stage)
 
 
+@dataclass(slots=True)
+class Counting(MemoryLibrary):
+    """Counts for a story what newcomers are given."""
+
+    story: Story | None = None
+
+    async def travel(self, stage: int, num_bytes: int, giver: str, taker: str) -> None:
+        assert self.story
+        if taker >= peer_name(NUM_BLOCK_STAGES + 1) and stage in self.story.lost:
+            self.story.brought[stage] += num_bytes
+        await MemoryLibrary.travel(self, stage, num_bytes, giver, taker)
+
+
 def lose(manifest: Manifest, *lost: int) -> Story:
     """A run whose holders of these stages die after step `LAST`, and go on at newcomers to the end."""
     tokens, story = RandomTokens(manifest), Story(lost)
@@ -84,7 +114,7 @@ def lose(manifest: Manifest, *lost: int) -> Story:
         lambda _: TorchExecutor(manifest, tokens, inline=True),
         joins_at=comes,
         watch=story.watch,
-        outfit=Outfit(piece=lambda *_: CHUNK_ELEMENTS),
+        outfit=Outfit(piece=lambda *_: CHUNK_ELEMENTS, library=Counting(Random(0), story=story)),
     )
     nodes = run_virtual(story.swarm.run())
     assert [n.exit.code for n in nodes if n.exit] == [0] * manifest.num_stages
@@ -133,6 +163,9 @@ def test_what_is_restored_is_what_was_sent_chunk_by_chunk(lost: tuple[int, ...],
             assert not found[1].any() and not found[2].any()
         assert learned.optimizer_age == (min(steps) if moments else 0)
         assert learned.lr_factor == 1.0, "untouched"
+        words = sum(num_words(count, dtype) for _, count, _ in story.chunks[stage])
+        assert story.brought[stage] == 4 * words * (3 if moments else 1), "it goes over the wire as it is kept"
+        assert 0 <= story.brought[stage] - learned.num_bytes <= 2
     assert any(len({step for _, _, step in chunks}) > 1 for chunks in story.chunks.values()), "nothing was mixed"
     [rebuild] = [line for line in story.swarm.nodes[3].lines("rebuild") if line["stage"] == lost[0]]
     told = rebuild["shadow"]

@@ -286,7 +286,7 @@ class Visited:
         await self._bring(data)
         return data
 
-    async def mixed_range(self, stage: int, state_id: StateId, first: int, count: int, vectors: int) -> StateRange:
+    async def mixed_range(self, stage: int, state_id: StateId, first: int, count: int, num_words: int) -> StateRange:
         await asyncio.sleep(ONE_WAY_S)
         node = self._node()
         found = await node.mixer.mixed_range(stage, state_id, first, count)

@@ -118,10 +118,10 @@ def test_shadows_go_over_the_links_and_a_lost_stage_is_one_of_its_own_a_few_step
     assert set(beside["bytes"]) - set(none["bytes"]) == {"transfer"}
     half = 2 * (6 * 67_117_056 + 65_537_024)
     assert beside["bytes"]["transfer"] == pytest.approx(half, rel=0.01), "each stage once in ten steps, in whole words"
-    struck, outcome = play(a_plan((3, 5), (0, 6), steps=7), "shadow_10")
+    struck, outcome = play(a_plan((3, 5), (6, 6), steps=7), "shadow_10")
     assert outcome["executed"] == 7, outcome
     rebuilt = [(line["stage"], line["policy"]) for line in outcome["story"] if line["type"] == "rebuild"]
-    assert rebuilt == [(3, "shadow"), (0, "shadow")]
+    assert rebuilt == [(3, "shadow"), (6, "shadow")]
     assert struck.losses[:4] == calm.losses[:4]
     assert struck.losses != calm.losses
 

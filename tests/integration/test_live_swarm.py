@@ -71,12 +71,16 @@ def test_health_and_readiness(live: Swarm) -> None:
 
 
 def test_metrics(live: Swarm) -> None:
-    text = http_client.get(live.running(live.nodes[1]).http, "/metrics").decode()
-    samples = {
-        (sample.name, *sorted(sample.labels.values())): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+    def scrape() -> dict[tuple[str, ...], float]:
+        text = http_client.get(live.running(live.nodes[1]).http, "/metrics").decode()
+        return {
+            (sample.name, *sorted(sample.labels.values())): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+    wait_for("a second is over", lambda: ("regrow_link_peak_bytes_per_second", "sent") in scrape(), 60, live.situation)
+    samples = scrape()
     assert samples["regrow_step",] >= 6
     assert samples["regrow_loss",] > 0
     assert samples["regrow_tokens_total",] >= 6 * 8 * 32

@@ -199,8 +199,8 @@ SWARM = Board(
                     "by_step",
                     both(
                         Query(f"max by (run) (regrow_swarm_step{{{RUN}}})", "step"),
-                        Query(f"max by (run) (run:regrow_perplexity:exp{{{RUN}}})", "training"),
-                        Query(f"max by (run) (run:regrow_validation_perplexity:exp{{{RUN}}})", "validation"),
+                        Query(f"exp(max by (run) (regrow_swarm_loss{{{RUN}}}))", "training"),
+                        Query(f"exp(max by (run) (regrow_swarm_validation_loss{{{RUN}}}))", "validation"),
                     ),
                     "none",
                     "The same over the step; choose one run.",

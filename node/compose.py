@@ -268,7 +268,7 @@ class _Node:
             say=self._screen.say,
             pool=self._pool,
             desk=self._desk,
-            library=self._shelf.library(),
+            library=replace(self._shelf.library(), observe=self._desk.observe),
             limits=self._limits,
             signals=self._signals,
             on_bytes=self._on_bytes,

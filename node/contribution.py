@@ -31,6 +31,7 @@ class Contribution:
         self._sizes = [stage_parameters(manifest, stage) for stage in range(manifest.num_stages)]
         self._step_work = model_parameters(manifest) * manifest.batch.num_microbatches
         self._own_work = self._all_work = 0
+        self._stage_tokens: dict[int, int] = {}
         self._step = 0
         self._counted: set[int] = set()
         self._seen: dict[int, int] = {}
@@ -42,8 +43,11 @@ class Contribution:
         return self._own_work / self._all_work if self._all_work else None
 
     def as_json(self) -> dict[str, Any]:
-        """For `/status`; `share` is null before the first commit."""
-        return {"steps": self.steps, "tokens": self.tokens, "first_step": self.first_step or None, "share": self.share}
+        """For `/status`; `share` is null before the first commit. `stages`: at each, the tokens of the microbatches that this
+        node computed there; over all nodes of a stage they are the tokens of the run's committed steps."""
+        stages = [{"stage": stage, "tokens": tokens} for stage, tokens in sorted(self._stage_tokens.items())]
+        told = {"steps": self.steps, "tokens": self.tokens, "first_step": self.first_step or None, "share": self.share}
+        return told | {"stages": stages}
 
     def committed(self, fields: Mapping[str, Any]) -> bool:
         """One `committed` note. Whether it is the first one that this node had a part in."""
@@ -56,6 +60,8 @@ class Contribution:
             self._all_work += self._step_work
         own = set(members_of(fields.get("contributors", {}).get(self._peer, "0")))
         self._own_work += len(own) * self._sizes[stage]
+        if own:
+            self._stage_tokens[stage] = self._stage_tokens.get(stage, 0) + len(own) * self._batch.tokens_per_microbatch
         self.tokens += len(own - self._counted) * self._batch.tokens_per_microbatch
         self.steps += bool(own) and not self._counted
         self._counted |= own

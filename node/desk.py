@@ -7,17 +7,20 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from node import __version__
 from node.contribution import Contribution
 from node.facts import MachineWatch
 from node.http import HttpSources, Weights
 from node.keys import order_verifier
 from node.link_use import LinkUse
 from node.metrics import Metrics
+from node.observed import Observed
 from node.page.page import Page
 from node.ports import Clock, Directory, UnusableError
 from node.proofs import Proofs
 from node.runtime import Runtime
 from node.serving import Shelf
+from node.transport.config import Observation, ObserveRequest
 from node.transport.grpc_transport import GrpcTransport
 from protocol.events import MessageReceived
 from protocol.invite import MAX_ADDRESSES, Invite, mint
@@ -48,6 +51,7 @@ class Desk:
         self._transport: GrpcTransport | None = None
         self._published_at: float | None = None
         self.page = Page(clock, self.status)
+        self.observed = Observed(clock, self.status, self.metrics, self.page.entries)
         self.contribution: Contribution | None = None
         self.proofs: Proofs | None = None
         """Set once the run is known."""
@@ -72,7 +76,8 @@ class Desk:
             return {"pid": os.getpid(), "phase": "starting", "sentence": "starting", "seats": [], "view": []}
         own = self.contribution.as_json() if self.contribution else None
         own = own | {"proven": self.proofs.sums()} if own and self.proofs else own
-        return self._state.snapshot(self._clock.monotonic()) | {"pid": os.getpid(), "contribution": own}
+        shell = {"pid": os.getpid(), "version": __version__, "wall": self._clock.wall(), "contribution": own}
+        return self._state.snapshot(self._clock.monotonic()) | shell
 
     def invite(self) -> str:
         """A fresh invite: this node first, then others that were there lately, so that it outlives this node."""
@@ -104,6 +109,12 @@ class Desk:
         return f"order {order.action} passed on to the coordinator"
 
     # ---- streams and runtime ----
+
+    def observe(self, asked: ObserveRequest) -> Observation | None:
+        """For an observer; None for one who does not know this run, or before there is anything to tell."""
+        if self._state is None or asked.run_digest != self._state.config.manifest.digest:
+            return None
+        return self.observed.show(asked)
 
     def verify(self, order: Order) -> bool:
         """Is it the organiser's?"""

@@ -13,7 +13,7 @@ import ipaddress
 import logging
 import math
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -103,6 +103,11 @@ class HttpServer:
     def publish(cls, host: str, port: int, page: Shown) -> HttpServer:
         """The same with nothing but the status page, which has no address, path or invite in it, and takes no order."""
         return cls(_bind("--publish", host, port), _published(page))
+
+    @classmethod
+    def of(cls, option: str, host: str, port: int, routes: Sequence[Route]) -> HttpServer:
+        """The same for other pages; `option` is the one that names the address."""
+        return cls(_bind(option, host, port), Starlette(routes=routes, exception_handlers={Exception: _our_fault}))
 
     async def serve(self) -> None:
         """Answer until `close` or cancellation; the port is free when this returns."""

@@ -60,6 +60,9 @@ class Security(Protocol):
 
         Raises `WireError` for anybody else."""
 
+    def proven(self, context: Context) -> PeerId | None:
+        """Who is proven to be calling, whether or not it has a lease; None where nothing is proven. Raises `WireError`."""
+
 
 class Plaintext:
     """No protection at all: for tests of what is above it."""
@@ -73,6 +76,10 @@ class Plaintext:
         return aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
     async def caller(self, context: Context) -> PeerId | None:
+        """See `Security`."""
+        return None
+
+    def proven(self, context: Context) -> PeerId | None:
         """See `Security`."""
         return None
 

@@ -13,7 +13,7 @@ from protocol.messages import PayloadHeader, PipeHeader
 from protocol.version import PROTOCOL_VERSION
 
 Section = Literal["weights", "exp_avg", "exp_avg_sq", "state", "gradient", "mixed", "shadow"]
-Kind = Literal["heartbeat", "control", "forward", "backward", "evaluate", "reduce", "blob", "fetch"]
+Kind = Literal["heartbeat", "control", "forward", "backward", "evaluate", "reduce", "blob", "fetch", "observe"]
 Direction = Literal["in", "out"]
 Lane = Literal["light", "bulk"]
 
@@ -159,6 +159,24 @@ class DialBackAnswer:
     """IP address that the call came from, '' where the peer does not know."""
 
 
+@dataclass(frozen=True, slots=True)
+class ObserveRequest:
+    """Asks what a node tells people. `run_digest`: of the manifest; `after`: last serial of its chronicle that is known."""
+
+    run_digest: str
+    metrics: bool
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a node tells people: the JSON object of /status, Prometheus text (b'' unless asked for), a JSON list of events."""
+
+    status: bytes
+    metrics: bytes
+    chronicle: bytes
+
+
 RangeReader = Callable[[FetchRequest], Awaitable[memoryview | None]]
 """Little-endian f32 bytes of what was asked for; None where this node does not hold that state (any more)."""
 
@@ -179,6 +197,10 @@ async def _no_dial_back(_caller: PeerId, _address: str, seen_host: str) -> DialB
     return DialBackAnswer(False, False, "this node dials nobody", seen_host)
 
 
+def _nothing_to_see(_request: ObserveRequest) -> Observation | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Library:
     """What a node serves to others."""
@@ -189,6 +211,8 @@ class Library:
     states: StateReader = _no_range
     dial_back: Callable[[PeerId, str, str], Awaitable[DialBackAnswer]] = _no_dial_back
     """(proven caller, address that it asks for, host that its call came from) -> what came of it; takes seconds."""
+    observe: Callable[[ObserveRequest], Observation | None] = _nothing_to_see
+    """None for one who does not know the run's digest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,15 @@ from node.ports import RANGE_ELEMENTS, SHADOW_ELEMENTS, PeerError, StateRange
 from node.transport import swarm_pb2, swarm_pb2_grpc
 from node.transport.channel import Context, within
 from node.transport.checks import FaultCode, WireError
-from node.transport.config import BlobRequest, Description, DialBackRequest, FetchRequest, Kind, Library
+from node.transport.config import BlobRequest, Description, DialBackRequest, FetchRequest, Kind, Library, ObserveRequest
 from node.transport.stream import Surroundings
+from node.transport.turnstile import Turnstile
 from node.transport.wire import from_pb, to_pb
 
 PIECE_BYTES = 1 << 20
 ELEMENT_BYTES = 4
+MAX_PART_BYTES = 2 << 20
+"""Of each part of what an observer is told."""
 _STATUS: dict[FaultCode, grpc.StatusCode] = {
     "value": grpc.StatusCode.NOT_FOUND,
     "stale": grpc.StatusCode.NOT_FOUND,
@@ -62,6 +65,7 @@ class LibraryService(swarm_pb2_grpc.LibraryServicer):
         self._library = library
         self._num_serving = 0
         self._turns: WeakValueDictionary[str, _Turns] = WeakValueDictionary()
+        self._turnstile = Turnstile()
 
     async def Describe(self, _request: Any, context: Context) -> Any:
         """Who this is and what it holds."""
@@ -175,6 +179,30 @@ class LibraryService(swarm_pb2_grpc.LibraryServicer):
             return to_pb(await self._library.dial_back(caller, asked.address, host_of_call(context.peer())))
         except WireError as fault:
             await self._refuse(fault, context)
+
+    async def Observe(self, request: Any, context: Context) -> Any:
+        """What this node tells people. Who asks needs no lease and gets no other service: a key, and the run's digest."""
+        try:
+            caller = self._around.security.proven(context)
+            asked = from_pb(ObserveRequest, request)
+            if wait := self._turnstile.refusal(caller or context.peer(), asyncio.get_running_loop().time()):
+                raise WireError("memory", wait)
+            return await self._observation(asked)
+        except WireError as fault:
+            await self._refuse(fault, context)
+
+    async def _observation(self, asked: ObserveRequest) -> Any:
+        seen = self._library.observe(asked)
+        if seen is None:
+            raise WireError("peer", "this node is of another run, or has not begun yet: an observer names the run's digest")
+        parts = (seen.status, seen.metrics, seen.chronicle)
+        sizes, hooks = [len(part) for part in parts], self._around.hooks
+        if max(sizes) > MAX_PART_BYTES:
+            raise WireError("size", f"what there is to tell has {max(sizes)} bytes; at most {MAX_PART_BYTES} are told")
+        if hooks.pace_out is not None:
+            await hooks.pace_out(sum(sizes))
+        hooks.on_bytes("observe", "out", sum(sizes))
+        return swarm_pb2.Observation(status=seen.status, metrics=seen.metrics, chronicle=seen.chronicle)
 
     async def _write(self, kind: Kind, chunk: Any, context: Context) -> None:
         hooks = self._around.hooks

@@ -216,6 +216,26 @@ class DialBackAnswer(_message.Message):
     seen_host: str
     def __init__(self, dialled: _Optional[bool] = ..., reached: _Optional[bool] = ..., sentence: _Optional[str] = ..., seen_host: _Optional[str] = ...) -> None: ...
 
+class ObserveRequest(_message.Message):
+    __slots__ = ("run_digest", "metrics", "after")
+    RUN_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    run_digest: str
+    metrics: bool
+    after: int
+    def __init__(self, run_digest: _Optional[str] = ..., metrics: _Optional[bool] = ..., after: _Optional[int] = ...) -> None: ...
+
+class Observation(_message.Message):
+    __slots__ = ("status", "metrics", "chronicle")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    CHRONICLE_FIELD_NUMBER: _ClassVar[int]
+    status: bytes
+    metrics: bytes
+    chronicle: bytes
+    def __init__(self, status: _Optional[bytes] = ..., metrics: _Optional[bytes] = ..., chronicle: _Optional[bytes] = ...) -> None: ...
+
 class Envelope(_message.Message):
     __slots__ = ("heartbeat", "wish", "goodbye", "suspect", "records_wanted", "reduce_ready", "reduced_report", "stalled", "applied_report", "evaluated", "held", "propose", "decide", "open_step", "start_reduce", "void_step", "probe", "open_evaluation", "standing", "order", "promise", "prepare", "leave", "learning", "summary", "meeting", "revoke", "revoked", "unrestored", "shadowed")
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]

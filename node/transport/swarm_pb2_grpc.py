@@ -181,6 +181,11 @@ class LibraryStub:
                 request_serializer=node_dot_transport_dot_swarm__pb2.DialBackRequest.SerializeToString,
                 response_deserializer=node_dot_transport_dot_swarm__pb2.DialBackAnswer.FromString,
                 _registered_method=True)
+        self.Observe = channel.unary_unary(
+                '/regrow.v1.Library/Observe',
+                request_serializer=node_dot_transport_dot_swarm__pb2.ObserveRequest.SerializeToString,
+                response_deserializer=node_dot_transport_dot_swarm__pb2.Observation.FromString,
+                _registered_method=True)
 
 
 class LibraryServicer:
@@ -214,6 +219,13 @@ class LibraryServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Observe(self, request, context):
+        """What the node tells people and Prometheus. Also for a caller without a lease: it proves a key, and names the run's digest.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LibraryServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -236,6 +248,11 @@ def add_LibraryServicer_to_server(servicer, server):
                     servicer.DialBack,
                     request_deserializer=node_dot_transport_dot_swarm__pb2.DialBackRequest.FromString,
                     response_serializer=node_dot_transport_dot_swarm__pb2.DialBackAnswer.SerializeToString,
+            ),
+            'Observe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Observe,
+                    request_deserializer=node_dot_transport_dot_swarm__pb2.ObserveRequest.FromString,
+                    response_serializer=node_dot_transport_dot_swarm__pb2.Observation.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -347,6 +364,33 @@ class Library:
             '/regrow.v1.Library/DialBack',
             node_dot_transport_dot_swarm__pb2.DialBackRequest.SerializeToString,
             node_dot_transport_dot_swarm__pb2.DialBackAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Observe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/regrow.v1.Library/Observe',
+            node_dot_transport_dot_swarm__pb2.ObserveRequest.SerializeToString,
+            node_dot_transport_dot_swarm__pb2.Observation.FromString,
             options,
             channel_credentials,
             insecure,

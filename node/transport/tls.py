@@ -61,16 +61,20 @@ class Tls:
 
     async def caller(self, context: Context) -> PeerId | None:
         """See `Security`."""
-        shown = [*context.auth_context().get("x509_pem_cert", ()), b""]
-        try:
-            peer = peer_of_pem(shown[0])
-        except ValueError as error:
-            raise WireError("peer", f"this connection is that of no peer: {error}") from None
+        peer = self.proven(context)
         if not await self._admits(peer):
             if flaw := self._flaw_of(peer):
                 raise WireError("ticket", flaw)
             raise WireError("peer", f"peer {peer[-8:]} has no lease in this run's directory, or none that is seen here yet")
         return peer
+
+    def proven(self, context: Context) -> PeerId:
+        """See `Security`."""
+        shown = [*context.auth_context().get("x509_pem_cert", ()), b""]
+        try:
+            return peer_of_pem(shown[0])
+        except ValueError as error:
+            raise WireError("peer", f"this connection is that of no peer: {error}") from None
 
     async def _pin(self, address: str, peer: PeerId) -> bytes:
         """The certificate (PEM) of this peer at this address. Raises `PeerError`."""

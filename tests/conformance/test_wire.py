@@ -38,6 +38,7 @@ OF_THE_TRANSPORT = [
     config.FetchRequest,
     config.DialBackRequest,
     config.DialBackAnswer,
+    config.ObserveRequest,
 ]
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 

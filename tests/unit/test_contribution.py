@@ -28,7 +28,13 @@ def test_steps_tokens_and_share() -> None:
     assert not mine.committed(committed(1, 7, me="f"))
     assert (mine.first_step, mine.steps) == (6, 2)
     assert mine.tokens == (3 + 4) * 8, "microbatches 0, 1, 2 of step 6, which one of them passed twice, and all of step 7"
-    assert mine.as_json() == {"steps": 2, "tokens": 56, "first_step": 6, "share": mine.share}
+    assert mine.as_json() == {
+        "steps": 2,
+        "tokens": 56,
+        "first_step": 6,
+        "share": mine.share,
+        "stages": [{"stage": 0, "tokens": 2 * 8}, {"stage": 1, "tokens": (2 + 4) * 8}],
+    }
     work = 6 * stage_parameters(MANIFEST, 1) + 2 * stage_parameters(MANIFEST, 0)
     assert mine.share == work / (3 * 4 * model_parameters(MANIFEST))
 

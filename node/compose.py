@@ -35,6 +35,7 @@ from node.facts import MachineWatch
 from node.identity import StateLock, load_or_create, next_incarnation
 from node.keys import OrganiserKey
 from node.limits import Limits, parse_size
+from node.log_lines import JsonLog, set_logging, write_line
 from node.machine import free_disk
 from node.manifest_file import load
 from node.network import Home, Network, Opening, Run, bounded, settle
@@ -126,7 +127,8 @@ class _Node:
     def __init__(self, settings: NodeSettings, source: Source, signals: Signals) -> None:
         self._settings, self._source, self._signals = settings, source, signals
         self._clock = SystemClock()
-        self._screen = Screen(self._clock, as_json=settings.json)
+        log = JsonLog(self._clock, write_line) if settings.log_json else None
+        self._screen = Screen(self._clock, as_json=settings.json, log=log)
         self._pool = HandlePool()
         self._limits = Limits(self._clock, settings.max_upload_mbit, settings.max_gb)
         file = source.manifest_file
@@ -140,6 +142,7 @@ class _Node:
     async def run(self) -> int:
         """From the state directory to the last closed socket."""
         self._signals.watch(asyncio.get_running_loop())
+        set_logging(self._screen.log_handler(getattr(logging, self._settings.log_level.upper())))
         self._refused = asyncio.get_running_loop().create_future()
         invite = parse(self._source.invite) if self._source.invite else None
         with self._screen, StateLock.take(self._settings.state_dir):

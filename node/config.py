@@ -132,6 +132,9 @@ class NodeSettings:
         "", max_length=2000, description="The organiser's ticket for this node, where a run is by invitation; empty = none."
     )
     json: bool = Field(False, description="One JSON line on stdout when the node is up; everything else on stderr.")
+    log_json: bool = Field(
+        False, description="What people see on stderr as JSON: one object a line with t, level, event, ids, reason."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning", description="Least level of log lines on stderr."
     )

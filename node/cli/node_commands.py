@@ -7,12 +7,15 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from node.cli.options import Json
+from node.ports import PeerError, UnusableError
 
 if TYPE_CHECKING:
     from node.config import Resolved
@@ -60,6 +63,10 @@ Name = Annotated[str | None, typer.Option("--name", help="Name that others see."
 Ticket = Annotated[
     str | None, typer.Option("--ticket", metavar="TICKET", help="The organiser's ticket, if the run asks for one.")
 ]
+LogJson = Annotated[
+    bool | None,
+    typer.Option("--log-json", help="Log on stderr as JSON, one object a line, for machines.", show_default=False),
+]
 LogLevel = Annotated[str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")]
 Patience = Annotated[
     float | None,
@@ -78,6 +85,7 @@ Config = Annotated[
 ]
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show stage, memory, download and traffic of joining; then exit.")]
+BAD_USE, UNREACHABLE = 2, 3
 NO_SETTINGS = ("manifest", "invite", "config", "as_json", "dry_run")
 
 
@@ -106,6 +114,7 @@ def start(
     max_gb: MaxGb = None,
     name: Name = None,
     ticket: Ticket = None,
+    log_json: LogJson = None,
     log_level: LogLevel = None,
     bootstrap_timeout_s: Patience = None,
     retry: Retry = None,
@@ -140,6 +149,7 @@ def join(
     max_gb: MaxGb = None,
     name: Name = None,
     ticket: Ticket = None,
+    log_json: LogJson = None,
     log_level: LogLevel = None,
     bootstrap_timeout_s: Patience = None,
     retry: Retry = None,
@@ -155,9 +165,6 @@ def join(
     Example: **regrow join regrow1:AbC... --name anna**
     """
     resolved = _resolve(locals())
-    from protocol.invite import parse
-
-    parse(invite)
     return _live(resolved, invite=invite, dry_run=dry_run)
 
 
@@ -178,6 +185,7 @@ def show_config(
     max_gb: MaxGb = None,
     name: Name = None,
     ticket: Ticket = None,
+    log_json: LogJson = None,
     log_level: LogLevel = None,
     bootstrap_timeout_s: Patience = None,
     retry: Retry = None,
@@ -209,21 +217,44 @@ def show_config(
 
 def _live(resolved: Resolved, manifest_file: Path | None = None, invite: str = "", dry_run: bool = False) -> int:
     """A node's life, once its settings are known."""
-    if sys.stderr.isatty():
-        print("starting: loading libraries takes some seconds", file=sys.stderr)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as TERM and HUP, until the node minds them all
-    from node.compose import Source, run_node
-
     settings, defaults = resolved.settings, frozenset(name for name, origin in resolved.origins.items() if origin == "default")
 
     def once() -> int:
+        from node.compose import Source, run_node
+
         return run_node(settings, Source(manifest_file, invite, dry_run, defaults))
 
-    if not settings.retry:
-        return once()
-    from node.again import run_again
+    def live() -> int:
+        if manifest_file is None:
+            from protocol.invite import parse
 
-    return run_again(once, time.sleep, time.monotonic, lambda line: print(f"regrow: {line}", file=sys.stderr, flush=True))
+            parse(invite)
+        if sys.stderr.isatty() and not settings.log_json:
+            print("starting: loading libraries takes some seconds", file=sys.stderr)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # as TERM and HUP, until the node minds them all
+        if not settings.retry:
+            return once()
+        from node.again import run_again
+
+        return run_again(once, time.sleep, time.monotonic, partial(_say, settings.log_json, "again"))
+
+    return _in_json(live) if settings.log_json else live()
+
+
+def _in_json(live: Callable[[], int]) -> int:
+    """What ends the node is told as everything else is, on one line."""
+    try:
+        return live()
+    except (UnusableError, PeerError, ValueError, OSError) as error:
+        _say(True, "failed", str(error), "error")
+        return error.code if isinstance(error, UnusableError) else UNREACHABLE if isinstance(error, PeerError) else BAD_USE
+
+
+def _say(is_json: bool, event: str, sentence: str, level: str = "warning") -> None:
+    from node.log_lines import as_json
+
+    line = as_json(time.time(), level, event, {}, sentence) if is_json else f"regrow: {sentence}"
+    print(line, file=sys.stderr, flush=True)
 
 
 def _resolve(flags: dict[str, Any]) -> Resolved:
@@ -234,5 +265,5 @@ def _resolve(flags: dict[str, Any]) -> Resolved:
     given["json"] = flags["as_json"] or None
     resolved = resolve(given, os.environ, flags["config"])
     for note in resolved.notes:
-        print(f"regrow: {note}", file=sys.stderr)
+        _say(resolved.settings.log_json, "setting", note)
     return resolved

@@ -5,6 +5,7 @@ Each command is a real process; most are forks of this one, which saves the impo
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Iterator
@@ -82,6 +83,15 @@ def test_bad_invite(invite: str, words: str, state: Path) -> None:
 def test_a_process_of_its_own_says_the_same(state: Path) -> None:
     args = ("join", GOOD_INVITE[:40], "--state-dir", state)
     assert regrow(*args) == forked(*args)
+
+
+@pytest.mark.parametrize("args", [("join", GOOD_INVITE[:40]), ("start", "no.yaml")], ids=["join", "start"])
+def test_with_a_log_in_json_it_is_said_in_json(args: tuple[str, ...], state: Path) -> None:
+    ended = forked(*args, "--state-dir", state, "--log-json")
+    told = json.loads(ended.line)
+    assert (ended.code, ended.out) == (BAD_USE, "")
+    assert (told["level"], told["event"]) == ("error", "failed")
+    assert told["reason"]
 
 
 def test_bad_invite_for_status() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from safetensors import safe_open
 
 from node import http_client
+from node.manifest_file import load
+from protocol.counted import Claim, verify
 from protocol.invite import parse
 from tests.tools.command import regrow
 from tests.tools.contract import violations
@@ -30,7 +33,7 @@ STEPS_LIMIT_S = 120
 def live(tmp_path_factory: pytest.TempPathFactory, no_module_orphans: str) -> Iterator[Swarm]:
     folder = tmp_path_factory.mktemp("live")
     with swarm(folder) as made:
-        made.launch(write_manifest(folder, max_steps=100_000), num_block_stages=2)
+        made.launch(write_manifest(folder, max_steps=100_000), num_block_stages=2, each=["--log-json"])
         made.wait_step(6, STEPS_LIMIT_S)
         yield made
 
@@ -102,6 +105,40 @@ def test_metrics_are_clean(live: Swarm) -> None:
     for node in live.nodes:
         code, said = promtool("check", "metrics", stdin=http_client.get(live.running(node).http, "/metrics").decode())
         assert (code, said) == (0, "")
+
+
+def test_logs(live: Swarm) -> None:
+    """The first one's are for people, the others' for machines. No line comes twice in a row."""
+    for node in live.nodes:
+        lines = (node.state_dir / "stderr.txt").read_text().splitlines()
+        assert lines
+        if node is not live.nodes[0]:
+            told = [json.loads(line) for line in lines]
+            assert not [line for line in told if violations("log", line)]
+            assert {"node", "up", "granted", "state", "joined", "contributing"} <= {line["event"] for line in told}
+            lines = [json.dumps(line | {"t": 0}) for line in told]
+        assert not [line for line, following in pairwise(lines) if line == following]
+
+
+def test_what_is_counted_is_shown_and_others_know_the_root(live: Swarm) -> None:
+    """Each stage has one replica: what it shows of a step is the whole of it."""
+    batch = load(live.folder / "run.yaml").batch
+    notes = {node.name: live.events(node, "counted") for node in live.nodes}
+    roots = {node.name: {e["step"]: e["root"] for e in live.events(node, "decided") if "root" in e} for node in live.nodes}
+    for stage, node in enumerate(live.nodes):
+        others = live.nodes[stage - 1]
+        steps = [note["step"] for note in notes[node.name]]
+        assert steps == sorted(set(steps))
+        assert len(steps) >= 5
+        for note in notes[node.name]:
+            known = {key: note[key] for key in note if key not in ("t", "wall", "type", "root", "ballot")}
+            claim = Claim(**known | {"path": tuple(note["path"])})
+            assert (claim.stage, claim.tokens) == (stage, batch.tokens_per_step)
+            assert note["step"] not in roots[others.name] or verify(claim, roots[others.name][note["step"]])
+        assert set(steps[:4]) <= set(roots[others.name])
+        proven = live.status(node)["contribution"]["proven"]
+        assert proven["steps"] >= len(steps)
+        assert proven["stages"] == [{"stage": stage, "tokens": proven["steps"] * batch.tokens_per_step}]
 
 
 def test_events(live: Swarm) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,14 +53,14 @@ class Swarm:
         self.nodes.append(node)
         return node
 
-    def launch(self, manifest: Path, num_block_stages: int, replicas: int = 1) -> list[NodeProcess]:
-        """A whole swarm, one stage a node, waited for until all are up."""
+    def launch(self, manifest: Path, num_block_stages: int, replicas: int = 1, each: Sequence[str] = ()) -> list[NodeProcess]:
+        """A whole swarm, one stage a node, waited for until all are up. `each`: more flags of all but the first."""
         first = self.start(manifest, "--stage", "0", name="s0r0")
         invite = self.running(first).invite
         for replica in range(replicas):
             for stage in range(num_block_stages + 1):
                 if (stage, replica) != (0, 0):
-                    self.join(invite, "--stage", str(stage), name=f"s{stage}r{replica}")
+                    self.join(invite, "--stage", str(stage), *each, name=f"s{stage}r{replica}")
         for node in self.nodes:
             self.running(node)
         return self.nodes

@@ -58,7 +58,8 @@ class Feed:
 
     def __init__(self, look: Callable[[], View], boot: str) -> None:
         self._look, self._boot = look, boot
-        self._number = 0
+        self.number = 0
+        """Of the newest change."""
         self._view: View | None = None
         self._deltas: deque[tuple[int, bytes]] = deque(maxlen=KEPT_DELTAS)
         self._listeners: set[Listener] = set()
@@ -99,23 +100,23 @@ class Feed:
             self.leave(listener)
 
     def _id(self) -> str:
-        return f"{self._boot}-{self._number}"
+        return f"{self._boot}-{self.number}"
 
     def _missed(self, last_id: str) -> list[bytes] | None:
         boot, _, number = last_id.rpartition("-")
         if boot != self._boot or not (number.isascii() and number.isdigit() and len(number) < 16):
             return None
         last = int(number)
-        first = self._deltas[0][0] if self._deltas else self._number + 1
-        return [message for n, message in self._deltas if n > last] if first - 1 <= last <= self._number else None
+        first = self._deltas[0][0] if self._deltas else self.number + 1
+        return [message for n, message in self._deltas if n > last] if first - 1 <= last <= self.number else None
 
     def _advance(self) -> None:
         before, self._view = self._view, json.loads(json.dumps(self._look()))
         if before is None or (delta := difference(before, self._view)) is None:
             return
-        self._number += 1
+        self.number += 1
         message = _message("delta", self._id(), delta)
-        self._deltas.append((self._number, message))
+        self._deltas.append((self.number, message))
         for listener in tuple(self._listeners):
             listener.put(message)
             if not listener.is_open:

@@ -15,7 +15,7 @@ from node.plain_json import finite
 from node.ports import Clock, Lease
 from node.progress import Progress
 from protocol.commands import Command, Note
-from protocol.events import Event, Learned, LearningGoesOn
+from protocol.events import CommandFailed, Event, Learned, LearningGoesOn
 from protocol.ids import PeerId, members_of
 from protocol.node_state import NodeState
 
@@ -39,6 +39,8 @@ class Page:
         self._counted: tuple[int, float] | None = None
         self._copying: dict[int, Copying] = {}
         self._gone: deque[tuple[float, int, PeerId]] = deque(maxlen=MAX_GONE)
+        self._broken: dict[PeerId, float] = {}
+        """Since when nothing reaches them, and nothing was heard of them."""
         self._refreshed_at = self._sampled_at = clock.monotonic()
         self._wire = {"in": 0, "out": 0}
         self._samples: deque[tuple[float, int, int]] = deque(maxlen=RATE_SAMPLES + 1)
@@ -60,12 +62,14 @@ class Page:
             self._note(command.type, command.fields)
 
     def observe_event(self, event: Event) -> None:
-        """Follow the copy of a stage's state."""
+        """Follow the copy of a stage's state, and whom nothing reaches."""
         match event:
             case LearningGoesOn(stage=stage, num_bytes=done, total_bytes=total, seconds_left=left):
                 self._copying[stage] = Copying(min(done, total), total, left)
             case Learned(stage=stage):
                 self._copying.pop(stage, None)
+            case CommandFailed(peer=peer, unsent=True) if peer and peer != self._progress.peer:
+                self._broken.setdefault(peer, self._clock.monotonic())
             case _:
                 pass
 
@@ -83,17 +87,22 @@ class Page:
         """To be called a few times a second."""
         now, state = self._clock.monotonic(), self._state
         if state is not None and self._chronicle is not None:
-            stages: dict[PeerId, list[int]] = {}
-            others = (peer for peer in state.view.known() if peer != state.config.member.peer)
-            if lapsed := state.view.all_lapsed(others, now):
-                for seating in state.chain.seatings:
-                    stages.setdefault(seating.member.peer, []).append(seating.stage)
-            self._chronicle.silent(lapsed, lambda peer: stages.get(peer, []), state.chain.step)
+            self._chronicle.silent(self._suspected(state, now), self._stages_of, state.chain.step)
         if not self._samples or now - self._samples[-1][0] >= RATE_S:
             self._samples.append((now, self._wire["in"], self._wire["out"]))
         if now - self._refreshed_at >= REFRESH_S:
             self._refreshed_at = now
             self.feed.refresh()
+
+    def _stages_of(self, peer: PeerId) -> list[int]:
+        return [s.stage for s in self._state.chain.seatings if s.member.peer == peer] if self._state else []
+
+    def _suspected(self, state: NodeState, now: float) -> list[PeerId]:
+        """Peers on the roster that are silent for a lapse, or to whom a stream broke and who were not heard since. The second
+        is told before a lapse is over: of a process that was killed its peers' machines know at once."""
+        view, others = state.view, [peer for peer in state.view.known() if peer != state.config.member.peer]
+        self._broken = {peer: at for peer, at in self._broken.items() if peer in others and view.silent_s(peer, now) > now - at}
+        return sorted({*view.all_lapsed(others, now), *self._broken})
 
     def _note(self, type_: str, fields: Mapping[str, Any]) -> None:
         wall = self._clock.wall()
@@ -150,6 +159,7 @@ class Page:
             counted=self._counted,
             copying=self._copying,
             gone=[(stage, peer) for at, stage, peer in self._gone if now - at < GONE_S],
+            suspected=frozenset(self._broken),
             received_per_s=received,
             sent_per_s=sent,
         )

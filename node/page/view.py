@@ -48,6 +48,8 @@ class Known:
     copying: Mapping[int, Copying] = field(default_factory=dict)
     gone: Sequence[tuple[int, PeerId]] = ()
     """(stage, peer) that were lost a short while ago."""
+    suspected: frozenset[PeerId] = frozenset()
+    """Peers to whom something could not be sent, and who were not heard since; besides those that `status` says lapsed."""
     received_per_s: float | None = None
     sent_per_s: float | None = None
     """Bytes of streams, over the last minute or less."""
@@ -105,7 +107,8 @@ def pipeline(status: Status, known: Known) -> list[View]:
     for seating in status.get("roster", ()):
         peer, stage, role = str(seating["peer"]), int(seating["stage"]), str(seating["role"])
         is_made = stage in regained and regained[stage]["peer"] == peer and regained[stage]["rung"] != "promotion"
-        state = "live" if peer == me else {"lapsed": "suspected", "unwatched": "unwatched"}.get(phases.get(peer, ""), "live")
+        told = "lapsed" if peer in known.suspected else phases.get(peer, "")
+        state = "live" if peer == me else {"lapsed": "suspected", "unwatched": "unwatched"}.get(told, "live")
         state = "rebuilding" if is_made and state != "suspected" else state
         rows.setdefault(stage, []).append(_replica(peer, role, state, peer == me, peer == leader, known))
     for stage, peer in known.gone:

@@ -28,7 +28,7 @@ _SECRETS = (
     (re.compile(r"(?:ipv6:)?(?:\[|%5B)[0-9a-f:.]*:[0-9a-f:.]*(?:%\w+)?(?:\]|%5D)(?:(?::|%3A)\d{1,5})?", re.I), "(an address)"),
     (re.compile(r"(?<![\w.])(?=[0-9a-f:]*::|(?:[0-9a-f]{1,4}:){7})[0-9a-f:]{3,45}(?:%\w+)?(?!\w)", re.I), "(an address)"),
     (re.compile(r"\b(?:[a-z0-9-]{1,63}\.)+[a-z]{2,24}:\d{1,5}\b|\blocalhost(?::\d{1,5})?\b", re.I), "(an address)"),
-    (re.compile(r"(?<![\w.)/])~?/[^\s'\":;,)]+"), "(a path)"),
+    (re.compile(r"(?<![^\s'\"(=:,\[{])~?/[^\s'\":;,)]+"), "(a path)"),
     (re.compile(r"\b[A-Z]:\\[^\s'\":;,)]+"), "(a path)"),
 )
 

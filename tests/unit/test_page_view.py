@@ -39,6 +39,10 @@ def test_silent_holders_are_suspected() -> None:
     assert [replica["state"] for replica in replicas] == ["suspected", "live"]
 
 
+def test_whom_nothing_reaches_is_suspected_before_its_lapse() -> None:
+    assert states_of(status_of((1, 1, 1)), suspected=frozenset({peer_of(1)})) == {0: "single", 1: "suspected", 2: "single"}
+
+
 def test_whom_this_node_does_not_watch_is_on_the_roster_all_the_same() -> None:
     status = status_of((1, 2))
     status["view"] = [row | {"phase": "unwatched"} for row in status["view"]]

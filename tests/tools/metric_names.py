@@ -8,20 +8,11 @@ from collections.abc import Iterable
 from prometheus_client.metrics_core import Metric
 
 from node.metrics import Metrics
+from node.monitor.metrics import MonitorMetrics
+from node.monitor.picture import NodeView, Picture, StageView
 from tests.tools.clock import StepClock
 
 SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "info": ("_info",), "gauge": ("",)}
-MONITOR = frozenset(
-    "regrow_swarm_step regrow_swarm_last_step regrow_swarm_loss regrow_swarm_validation_loss regrow_swarm_tokens_total"
-    " regrow_swarm_tokens_per_second regrow_swarm_commit_age_seconds regrow_swarm_goodput_ratio regrow_swarm_replicas"
-    " regrow_swarm_stage_throughput regrow_swarm_bottleneck_stage regrow_swarm_stage_lost regrow_swarm_lost_stages"
-    " regrow_swarm_recoveries_total regrow_swarm_recovery_coefficient regrow_swarm_nodes regrow_swarm_leases"
-    " regrow_swarm_node_step regrow_swarm_node_tokens_total regrow_swarm_node_share regrow_swarm_clock_offset_seconds"
-    " regrow_swarm_node_starts_total regrow_swarm_node_step_seconds regrow_swarm_series_dropped_total"
-    " regrow_monitor_observe_seconds_bucket regrow_monitor_observe_seconds_sum regrow_monitor_observe_seconds_count"
-    " regrow_monitor_observe_failures_total".split()
-)
-"""What `regrow monitor` tells of the swarm."""
 PROMETHEUS = frozenset({"up", "ALERTS"})
 """What Prometheus makes itself."""
 _NAME = re.compile(r"(?<![\w:$\"])(?:regrow_\w+|process_\w+|run(?:_\w+)?:[\w:]+|up|ALERTS)\b(?!\s*\()")
@@ -35,6 +26,31 @@ def families() -> list[Metric]:
     return [*told.values(), *(family for family in metrics.facts.describe() if family.name not in told)]
 
 
+def monitor_families() -> list[Metric]:
+    """Of a monitor that knows all there is to know of a run."""
+    stage = StageView(1, {"active": 1}, False, throughput=1.0, coefficients={2: 0.5})
+    node = NodeView(
+        "peer", "peer", "", "live", "seated", (1,), 1, 0.1, step=1, tokens={1: 64}, share=0.5, offset_s=0.1, step_seconds=1.0
+    )
+    picture = Picture(
+        "run",
+        step=1,
+        last_step=2,
+        loss=1.0,
+        validation=(1, 1.0),
+        tokens=64,
+        tokens_per_second=1.0,
+        commit_age_s=1.0,
+        goodput=1.0,
+        bottleneck=1,
+        stages=(stage,),
+        nodes=(node,),
+    )
+    metrics = MonitorMetrics("run")
+    metrics.show(picture)
+    return list(metrics.registry.collect())
+
+
 def scraped(found: Iterable[Metric]) -> set[str]:
     """Names of the series that these families have."""
     return {family.name + suffix for family in found for suffix in SUFFIXES[family.type]}
@@ -42,7 +58,7 @@ def scraped(found: Iterable[Metric]) -> set[str]:
 
 def in_code() -> set[str]:
     """Every name that a node or the monitor may show."""
-    return scraped(families()) | MONITOR
+    return scraped([*families(), *monitor_families()])
 
 
 def asked_for(expr: str) -> set[str]:

@@ -9,7 +9,10 @@ from typing import Any
 import yaml
 from prometheus_client.metrics_core import Metric
 
-from tests.tools.metric_names import SUFFIXES, families
+from node.facts import NODE_FACTS
+from node.metrics import Metrics
+from tests.tools.clock import StepClock
+from tests.tools.metric_names import SUFFIXES, families, monitor_families
 from tests.tools.promtool import ROOT, RULES
 
 PAGE = ROOT / "docs/watching.md"
@@ -20,14 +23,27 @@ def shown(family: Metric) -> str:
     return family.name + ("" if family.type == "histogram" else SUFFIXES[family.type][0])
 
 
+def labels(family: Metric) -> str:
+    """Of its own; the run is everybody's."""
+    of_a_node = {
+        collector._name: collector._labelnames
+        for collector in vars(Metrics(StepClock())).values()
+        if hasattr(collector, "_labelnames")
+    }
+    found = {name for sample in family.samples for name in sample.labels} - {"run", "le"}
+    found |= set(of_a_node.get(family.name, ()))
+    found |= {fact.label for name, fact in NODE_FACTS.items() if name == family.name and fact.label}
+    return ", ".join(f"`{name}`" for name in sorted(found))
+
+
 def metric_rows(found: Iterable[Metric]) -> list[str]:
     """One row for each metric of ours."""
     rows = [
-        f"| `{shown(family)}` | {family.type} | {family.documentation} |"
+        f"| `{shown(family)}` | {family.type} | {labels(family)} | {family.documentation} |"
         for family in sorted(found, key=lambda family: family.name)
         if family.name.startswith("regrow_")
     ]
-    return ["| metric | type | what |", "|---|---|---|", *rows]
+    return ["| metric | type | labels | what |", "|---|---|---|---|", *rows]
 
 
 def alert_rows() -> list[str]:
@@ -48,7 +64,7 @@ def alert_rows() -> list[str]:
 
 def tables() -> dict[str, list[str]]:
     """By the name in the page's markers."""
-    return {"alerts": alert_rows(), "node metrics": metric_rows(families())}
+    return {"alerts": alert_rows(), "node metrics": metric_rows(families()), "swarm metrics": metric_rows(monitor_families())}
 
 
 def renewed(page: str) -> str:

@@ -38,7 +38,7 @@ CASES: dict[str, tuple[str, ...]] = {
         UNIT + "test_data_store.py",
         UNIT + "test_data_prepare.py",
     ),
-    "10": (FIELD + "averaging.py", UNIT + "test_metrics.py"),
+    "10": (FIELD + "averaging.py", FIELD + "observer.py", UNIT + "test_metrics.py", UNIT + "test_monitor_observer.py"),
     "11": ("tests/conformance/test_field_streams.py", TRANSPORT + "test_the_queue_of_payloads_is_bounded"),
     "12": ("tests/conformance/test_field_unpickling.py",),
     "message over 4 MB": (TRANSPORT + "test_a_large_payload_in_frames_over_grpcs_default_limit",),

@@ -11,7 +11,9 @@ import math
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from node import http_client
 from node.demo.process import NodeProcess
 from tests.integration.seen import says
 from tests.tools import saboteur
@@ -21,6 +23,7 @@ from tests.tools.swarm import Swarm, swarm, wait_for
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 BEGINS = 4
 WRONG_STATE = ("learning_rate", "flipped_weights")
+NUMBERS = {"nan": "not_finite", "huge": "beyond_reason"}
 LIMIT_S = 75.0
 
 
@@ -56,6 +59,15 @@ def lost(made: Swarm, node: NodeProcess) -> list[str]:
     return [event["reason"] for event in made.events(made.nodes[0], "lost") if event["peer"] == peer]
 
 
+def refused_tensors(made: Swarm, node: NodeProcess, fault: str) -> float:
+    """As its /metrics tell."""
+    text = http_client.get(made.running(node).http, "/metrics").decode()
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    return sum(
+        sample.value for sample in samples if sample.name == "regrow_refused_tensors_total" and sample.labels["fault"] == fault
+    )
+
+
 @pytest.mark.parametrize("kind", ["nan", "huge", "learning_rate", "flipped_weights"])
 def test_who_sends_wrong_numbers_is_named_and_dropped(tmp_path: Path, kind: str) -> None:
     with swarm(tmp_path) as made:
@@ -68,6 +80,8 @@ def test_who_sends_wrong_numbers_is_named_and_dropped(tmp_path: Path, kind: str)
             assert lost(made, node) == [], made.situation()
             assert node.exit_code is None, made.situation()
         assert says(honest[0], made.running(bad).peer[-8:]), made.situation()
+        if kind in NUMBERS:
+            assert sum(refused_tensors(made, node, NUMBERS[kind]) for node in honest) > 0, "an alert rests on it"
         if kind in WRONG_STATE:
             no_seat_after_three_strikes(made, bad)
         print(f"{kind}: {lost(made, bad)}")

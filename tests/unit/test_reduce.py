@@ -12,7 +12,7 @@ import pytest
 
 import node.reduce
 from node.payloads import HandlePool
-from node.ports import Payload, PeerError, TensorSpec
+from node.ports import BadTensorError, Payload, PeerError, TensorSpec
 from node.reduce import Piece, Reducer, cut
 from node.sim.loop import run_virtual
 from protocol.commands import Reduce, ReduceMember, StopReduce
@@ -62,7 +62,7 @@ class ToyExecutor:
         for part in parts:
             values = decode(part)
             if part.spec.codec != self.codec or not np.isfinite(values).all():
-                raise PeerError("", "not finite")
+                raise BadTensorError("", "not finite", "not_finite")
             total = values.copy() if total is None else total + values
         assert total is not None
         return encode(total, self.codec)
@@ -70,7 +70,7 @@ class ToyExecutor:
     async def install_range(self, stage: int, first: int, payload: Payload) -> None:
         values = decode(payload)
         if not np.isfinite(values).all():
-            raise PeerError("", "not finite")
+            raise BadTensorError("", "not finite", "not_finite")
         self.sum[first : first + len(values)] = values
 
     async def use_local(self, stage: int) -> None:
@@ -330,6 +330,9 @@ CHANGES: dict[str, Callable[[ReduceHeader, Payload], tuple[ReduceHeader, Payload
 }
 
 
+BAD_TENSORS = ["too short", "another shape", "not finite"]
+
+
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_bad_part_is_blamed_on_its_sender(name: str) -> None:
     group = Group(3, 0)
@@ -337,12 +340,14 @@ def test_a_bad_part_is_blamed_on_its_sender(name: str) -> None:
     with np.errstate(invalid="ignore"):
         results = virtual(group.run("a0", "a1", "a2"))
     assert {results[p].peer for p in ("a0", "a2")} == {"a1"}
+    if name in BAD_TENSORS:
+        assert all(isinstance(results[p], BadTensorError) for p in ("a0", "a2")), "so that it can be counted"
     for peer in group.peers:
         group[peer].reducer.close()
         assert group[peer].pool.num_live == 0
 
 
-@pytest.mark.parametrize("name", ["too short", "another shape", "not finite"])
+@pytest.mark.parametrize("name", BAD_TENSORS)
 def test_a_bad_sum_is_blamed_on_its_sender(name: str) -> None:
     group = Group(2, 1)
     group.net.faults["a1"] = changed("sum", CHANGES[name], "a1")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from node.ports import Lease, PeerError, UnusableError
+from node.ports import BadTensorError, Lease, PeerError, UnusableError
 from node.runtime import TOMBSTONE_S, Observers, Runtime
 from node.sim.loop import run_virtual
 from protocol.commands import (
@@ -92,6 +92,23 @@ WORK: dict[str, tuple[str, Command]] = {
     "reduce reads": ("gradient_range", Reduce(BALLOT, 1, 1, 1, ROWS)),
     "reduce sends": ("send_payload", Reduce(BALLOT, 1, 1, 1, ROWS)),
 }
+
+
+@pytest.mark.parametrize("name", ["compute", "reduce alone"])
+def test_a_refused_tensor_is_told_once_and_as_such(name: str) -> None:
+    port, command = WORK[name]
+    life = Life(fail={port: BadTensorError("", "not finite", "not_finite")})
+    seen: list[PeerError] = []
+    life.runtime.observers = Observers(on_fault=seen.append)
+
+    async def script(life: Life) -> None:
+        life.command(CreateSeat(1, 0))
+        await asyncio.sleep(0.1)
+        life.command(command)
+        await asyncio.sleep(1.0)
+
+    life.go(script)
+    assert [error.kind for error in seen if isinstance(error, BadTensorError)] == ["not_finite"]
 
 
 @pytest.mark.parametrize("name", WORK)

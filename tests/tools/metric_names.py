@@ -26,7 +26,7 @@ def families() -> list[Metric]:
     return [*told.values(), *(family for family in metrics.facts.describe() if family.name not in told)]
 
 
-def monitor_families() -> list[Metric]:
+def monitor_metrics() -> MonitorMetrics:
     """Of a monitor that knows all there is to know of a run."""
     stage = StageView(1, {"active": 1}, False, throughput=1.0, coefficients={2: 0.5})
     node = NodeView(
@@ -48,7 +48,12 @@ def monitor_families() -> list[Metric]:
     )
     metrics = MonitorMetrics("run")
     metrics.show(picture)
-    return list(metrics.registry.collect())
+    return metrics
+
+
+def monitor_families() -> list[Metric]:
+    """Of a monitor: name, type, help, samples."""
+    return list(monitor_metrics().registry.collect())
 
 
 def scraped(found: Iterable[Metric]) -> set[str]:

@@ -14,7 +14,7 @@ from prometheus_client.exposition import generate_latest
 from node.facts import NODE_FACTS, Facts
 from node.metrics import Metrics
 from tests.tools.clock import StepClock
-from tests.tools.metric_names import asked_for, families, in_code, scraped
+from tests.tools.metric_names import asked_for, families, in_code, monitor_metrics, scraped
 from tests.tools.promtool import ROOT, RULES, promtool
 
 pytestmark = pytest.mark.timeout(300)
@@ -83,12 +83,30 @@ def test_the_cases_notice_an_alert_that_always_or_never_fires(tmp_path: Path, ex
     failed = set()
     for path in CASES:
         case = yaml.safe_load(path.read_text())
-        case["rule_files"] = ["recording.yml", "alerts.yml"]
+        case |= {"rule_files": ["recording.yml", "alerts.yml"], "evaluation_interval": "1m"}
         (tmp_path / path.name).write_text(yaml.safe_dump(case))
         for alert, expected, got in FAILURE.findall(promtool("test", "rules", tmp_path / path.name)[1]):
             if (expected if always else got) == "nil":
                 failed.add(alert)
     assert failed == set(ALERTS), f"cases that miss it: {sorted(set(ALERTS) - failed)}"
+
+
+def test_what_alerts_say_is_filled_in_when_they_fire(tmp_path: Path) -> None:
+    """promtool shows the whole alert where none was expected."""
+    said = ""
+    for path in CASES:
+        file = yaml.safe_load(path.read_text())
+        file["rule_files"] = [str(RULES / name) for name in ("recording.yml", "alerts.yml")]
+        for case in file["tests"]:
+            fired = [(alert, asked) for alert in ALERTS for asked in asks(case, alert) if fires(case, alert)]
+            case["alert_rule_test"] = [{"alertname": alert, "eval_time": asked["eval_time"]} for alert, asked in fired]
+        (tmp_path / path.name).write_text(yaml.safe_dump(file))
+        said += promtool("test", "rules", tmp_path / path.name)[1]
+    told = re.findall(r'Labels:\{alertname="(\w+)".*\n\s+Annotations:\{(.*)\}', said)
+    assert {alert for alert, _ in told} == set(ALERTS)
+    for alert, words in told:
+        assert "error expanding" not in words and "<no value>" not in words, f"{alert}: {words}"
+        assert "{{" not in words and not re.search(r"(run|node|stage) [:,]|\(\)", words), f"{alert}: {words}"
 
 
 @pytest.mark.parametrize("alert", ALERTS)
@@ -120,6 +138,12 @@ def test_metrics_of_a_node_are_clean() -> None:
     for name in NODE_FACTS:
         metrics.facts.tell(name, 1.0, "x" if NODE_FACTS[name].label else "")
     code, said = promtool("check", "metrics", stdin=metrics.render()[0].decode())
+    assert (code, said) == (0, "")
+
+
+def test_metrics_of_a_monitor_are_clean() -> None:
+    """The same of one that knows all there is to know."""
+    code, said = promtool("check", "metrics", stdin=monitor_metrics().render()[0].decode())
     assert (code, said) == (0, "")
 
 

@@ -28,6 +28,7 @@ from grafana_foundation_sdk.models.dashboard import (
     ThresholdsMode,
     ValueMap,
     ValueMappingResult,
+    VariableOption,
     VariableRefresh,
     VariableSort,
 )
@@ -75,7 +76,10 @@ def variable(name: str) -> dashboard.QueryVariable:
     """One of run, stage, peer."""
     made = dashboard.QueryVariable(name).label(name).datasource(SOURCE).query(VARIABLES[name])
     made = made.refresh(VariableRefresh.ON_TIME_RANGE_CHANGED).sort(VariableSort.NATURAL_ASC)
-    return made if name == "run" else made.multi(True).include_all(True).all_value(".*")
+    if name == "run":
+        return made
+    chosen = VariableOption(selected=True, text=["All"], value=["$__all"])
+    return made.multi(True).include_all(True).all_value(".*").current(chosen)
 
 
 def annotation(mark: Mark) -> dashboard.AnnotationQuery:

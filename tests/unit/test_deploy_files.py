@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from node.config import CONFIG_FILE, PREFIX, NodeSettings
+from node.config import PREFIX, NodeSettings
 from tests.tools.metric_table import PAGE, renewed
 from tests.tools.promtool import ROOT
 
@@ -71,6 +71,13 @@ def test_units_let_a_node_leave_in_order(path: Path) -> None:
         assert "--retry" in service["ExecStart"]
 
 
+@pytest.mark.parametrize("path", [*UNITS, ROOT / "deploy/compose.yaml", ROOT / "docker/Dockerfile"], ids=lambda path: path.stem)
+def test_variables_that_a_node_reads_are_settings(path: Path) -> None:
+    """A node says of any other that it ignores it."""
+    named = {name.lower() for name in re.findall(rf"\b{PREFIX}([A-Z_]+)", path.read_text())}
+    assert named <= NodeSettings.__dataclass_fields__.keys()
+
+
 def test_compose_starts_what_the_configuration_looks_for() -> None:
     services = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())["services"]
     assert set(services) == {"monitor", "prometheus", "grafana"}
@@ -90,12 +97,9 @@ def test_compose_starts_what_the_configuration_looks_for() -> None:
     assert f"--web.listen-address={asked}" in services["prometheus"]["command"]
 
 
-def test_the_image_copies_what_there_is_and_sets_what_a_node_reads() -> None:
+def test_the_image_copies_what_there_is() -> None:
     text = (ROOT / "docker/Dockerfile").read_text()
     for line in re.findall(r"^COPY (.*)$", text, re.MULTILINE):
         *sources, _ = line.split()
         assert all((ROOT / source).exists() for source in sources), line
         assert all(f"!{source}" in (ROOT / ".dockerignore").read_text().splitlines() for source in sources), line
-    for name in re.findall(rf"\b{PREFIX}([A-Z_]+)=", text):
-        assert name.lower() in NodeSettings.__dataclass_fields__
-    assert CONFIG_FILE not in text

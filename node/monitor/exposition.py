@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from node.plain_text import printable
 
-MAX_SERIES = 2000
+MAX_SERIES = 1000
 MAX_LABELS = 16
 MAX_NAME_CHARS = 100
 MAX_VALUE_CHARS = 200

@@ -172,6 +172,8 @@ class Observer:
         """Raises `ValueError` for what cannot be shown; what was told before stands until it is too old."""
         peer = watched.sighting.lease.peer
         told, metrics, events = read_status(seen.status, self._run_id, peer), read(seen.metrics), read_chronicle(seen.chronicle)
+        if not self._swarm.heeds(peer):
+            told = told.without_hearsay()
         self._metrics.dropped(metrics.num_dropped, f"of peer {peer[-12:]}, which cannot be passed on")
         offset = None if told.wall is None else told.wall - wall
         watched.sighting = replace(

@@ -82,10 +82,16 @@ class Swarm:
             roster=tuple(sorted(roster)),
         )
 
+    def heeds(self, peer: PeerId) -> bool:
+        """Does what this peer says of others count? Of anybody else's, nothing need be kept."""
+        return not self._members or peer in self._members
+
     # ---- what the run says
 
     def _witnesses(self, told: Mapping[PeerId, Told]) -> list[Told]:
-        begun = {peer: t for peer, t in told.items() if t.phase != "starting"}
+        begun = {peer: t for peer, t in told.items() if t.phase != "starting" and t.is_heeded}
+        if told and not self._members & told.keys():
+            self._members = frozenset()  # from the next look on everybody is heeded
         voters = {peer: t for peer, t in begun.items() if peer in self._members} or begun
         if not voters:
             return []

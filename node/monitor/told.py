@@ -114,6 +114,12 @@ class Told(Part):
     version: Annotated[str, Field(max_length=32)] = ""
     sentence: Text = ""
     wall: Annotated[float, Field(ge=0, le=1e11)] | None = None
+    is_heeded: bool = True
+    """What it says of others was kept."""
+
+    def without_hearsay(self) -> Told:
+        """Only what it says of itself: a stranger's roster may be long."""
+        return self.model_copy(update={"roster": (), "view": (), "is_heeded": False})
 
     @cached_property
     def seatings(self) -> frozenset[tuple[int, PeerId, Role]]:

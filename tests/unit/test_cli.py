@@ -17,7 +17,10 @@ from node.cli.main import app, main
 from node.config import NodeSettings
 from node.manifest_file import loads
 from node.ports import PeerError, UnusableError
+from protocol.invite import Invite, mint
 from protocol.version import PROTOCOL_VERSION
+
+INVITE = mint(Invite((f"/ip4/127.0.0.1/tcp/9/p2p/Qm{'a' * 44}",), "d" * 64, "test", ""))
 
 
 def commands(command: Any = None, words: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
@@ -46,6 +49,25 @@ def test_every_setting_is_an_option_of_every_command_that_takes_settings(command
     """The three signatures are written out; none may lack a setting that another one has."""
     settings = {field.name for field in fields(NodeSettings)} - {"json"} | {"as_json", "config"}
     assert set(signature(command).parameters) - {"manifest", "invite", "dry_run"} == settings
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["regrow2:abc"], "no invite"),
+        ([INVITE, "--listen", "here"], "--listen here"),
+        ([INVITE, "--listen", "127.0.0.1:70000"], "65535"),
+        ([INVITE, "--listen", "203.0.113.5:0"], "--listen"),
+    ],
+)
+def test_a_monitor_that_cannot_be_is_refused_in_one_line(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["monitor", *words]) == 2
+    shown = capsys.readouterr()
+    [line] = shown.err.splitlines()
+    assert said in line
+    assert shown.out == ""
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -209,6 +209,39 @@ async def test_what_cannot_be_shown_is_a_failure_and_nothing_of_it_is_shown() ->
     assert world.samples()["regrow_monitor_observe_failures_total", ()] == 6
 
 
+async def test_of_strangers_nothing_is_kept_of_what_they_say_of_others() -> None:
+    """A lease costs nothing, a roster may be long, and they are not asked about it."""
+    world = World()
+    await world.go_on()
+    world.leases.append(lease("stranger", 1))
+    await world.go_on(PERIOD_S)
+    kept = {peer: watched.sighting.told for peer, watched in world.observer._watched.items()}
+    lengths = {peer: len(told.roster) for peer, told in kept.items() if told}
+    assert lengths == {"peer0000": 3, "peer0001": 3, "peer0002": 3, "stranger": 0}
+    world.roster = (*world.roster, (1, "stranger", "active"))
+    await world.go_on(PERIOD_S)
+    await world.go_on(PERIOD_S)
+    told = world.observer._watched["stranger"].sighting.told
+    assert told is not None
+    assert len(told.roster) == 4, "it is a member now"
+
+
+async def test_when_no_member_answers_any_more_others_are_heeded() -> None:
+    """A spare knows the roster too. Until it is asked again the run is unknown, and no stage is called lost."""
+    world = World()
+    await world.go_on()
+    world.leases.append(lease("spare"))
+    await world.go_on(PERIOD_S)
+    world.deaf = {peer for _, peer, _ in world.roster}
+    stages = []
+    for _ in range(30):
+        await world.go_on(1.0)
+        stages.append([stage.lost for stage in world.observer.picture.stages])
+    assert [] in stages
+    assert stages[-1] == [False, False, False]
+    assert all(lost in ([], [False, False, False]) for lost in stages)
+
+
 async def test_each_event_is_heard_once() -> None:
     world = World(num_nodes=1)
     world.events = [{"serial": n, "wall": 1.0, "kind": "lost", "step": 1, "text": f"event {n}"} for n in (1, 2)]

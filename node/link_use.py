@@ -37,6 +37,11 @@ class LinkUse:
         self._windows[direction] = began, so_far + num_bytes
 
     @property
+    def is_sending(self) -> bool:
+        """Is a payload on its way out now?"""
+        return self._num_sending > 0
+
+    @property
     def sending_s(self) -> float:
         """Seconds so far in which at least one payload was on its way out."""
         return self._busy_s + (self._clock.monotonic() - self._since if self._num_sending else 0.0)

@@ -12,6 +12,7 @@ from blake3 import blake3
 
 from node.clock import SystemClock
 from node.limits import Upload
+from node.link_use import LinkUse
 from node.payloads import HandlePool
 from node.ports import Payload, TensorSpec
 from node.transport.config import Direction, Hooks, Kind, Library, TransportConfig
@@ -57,11 +58,12 @@ async def send(transport: GrpcTransport, pool: HandlePool) -> None:
 def test_payloads_and_files_together_stay_under_the_cap() -> None:
     """5 MB/s: the 3.6 MB beyond what a burst lets through cannot take less than their time, however fast the machine is."""
     meter, upload, pool = Meter(), Upload(SystemClock(), MBIT), HandlePool()
+    use = LinkUse(SystemClock())
     received: list[bytes] = []
 
     async def main() -> None:
         async with asyncio.TaskGroup() as group:
-            hooks = Hooks(on_bytes=meter.note, pace_out=upload.pace)
+            hooks = Hooks(on_bytes=meter.note, on_sending=use.on_sending, pace_out=upload.pace)
             a = await opened("peer-a", group, hooks, pool, chunk_bytes=upload.chunk_bytes)
             other = HandlePool()
             b = await opened("peer-b", group, Hooks(), other)
@@ -84,6 +86,8 @@ def test_payloads_and_files_together_stay_under_the_cap() -> None:
     first, last = meter.sent[0][0], meter.sent[-1][0]
     assert total <= upload.bytes_per_s * (last - first) + upload.burst_bytes + upload.chunk_bytes
     assert max(size for _, size in meter.sent) < upload.chunk_bytes + 100, "pieces too large to take turns"
+    assert use.sending_s > 0
+    assert not use.is_sending, "what began to go out has ended"
 
 
 @pytest.mark.timeout(30)

@@ -51,7 +51,7 @@ class Desk:
         self._transport: GrpcTransport | None = None
         self._published_at: float | None = None
         self.page = Page(clock, self.status)
-        self.observed = Observed(clock, self.status, self.metrics, self.page.entries)
+        self.observed = Observed(clock, self.status, self.metrics, self.page.entries, self._shown)
         self.contribution: Contribution | None = None
         self.proofs: Proofs | None = None
         """Set once the run is known."""
@@ -109,6 +109,11 @@ class Desk:
         return f"order {order.action} passed on to the coordinator"
 
     # ---- streams and runtime ----
+
+    def _shown(self, claims_after: int, roots_after: int) -> dict[str, Any]:
+        if not self.proofs:
+            return {}
+        return {"claims": self.proofs.claims(claims_after), "roots": self.proofs.roots(roots_after)}
 
     def observe(self, asked: ObserveRequest) -> Observation | None:
         """For an observer; None for one who does not know this run, or before there is anything to tell."""

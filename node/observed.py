@@ -15,13 +15,22 @@ FRESH_S = 0.5
 MAX_EVENTS = 200
 Chronicle = Callable[[int], Sequence[Mapping[str, Any]]]
 """Entries after this serial, oldest first."""
+Shown = Callable[[int, int], Mapping[str, Any]]
+"""Claims after the first step, and roots after the second one."""
 
 
 class Observed:
-    """`status` and `chronicle` are asked when somebody looks."""
+    """`status`, `chronicle` and `proofs` are asked when somebody looks."""
 
-    def __init__(self, clock: Clock, status: Callable[[], Mapping[str, Any]], metrics: Metrics, chronicle: Chronicle) -> None:
-        self._clock, self._status, self._metrics, self._chronicle = clock, status, metrics, chronicle
+    def __init__(
+        self,
+        clock: Clock,
+        status: Callable[[], Mapping[str, Any]],
+        metrics: Metrics,
+        chronicle: Chronicle,
+        proofs: Shown = lambda *_: {},
+    ) -> None:
+        self._clock, self._status, self._metrics, self._chronicle, self._proofs = clock, status, metrics, chronicle, proofs
         self._made_at = float("-inf")
         self._told: Mapping[str, Any] = {}
         self._json = b""
@@ -36,7 +45,8 @@ class Observed:
         if asked.metrics and self._text is None:
             self._text, _ = self._metrics.render("", self._told)
         events = list(self._chronicle(asked.after))[-MAX_EVENTS:]
-        return Observation(self._json, (self._text or b"") if asked.metrics else b"", _json(events))
+        proofs = self._proofs(asked.claims_after, asked.roots_after)
+        return Observation(self._json, (self._text or b"") if asked.metrics else b"", _json(events), _json(proofs))
 
 
 def _json(value: Any) -> bytes:

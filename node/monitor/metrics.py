@@ -178,7 +178,7 @@ def _of_nodes(nodes: Sequence[NodeView]) -> Iterator[_Series]:
     yield series("clock_offset_seconds", "The node's clock minus the monitor's.", "offset_s")
     yield series("node_starts_total", "Starts of the node so far, by its lease.", "incarnation")
     yield series("node_step_seconds", "Own computing for a step, over the last minute.", "step_seconds")
-    tokens = "Tokens that the node computed at a stage since its start, and that count: over a stage's nodes, those of the run."
+    tokens = "Tokens that the node has shown to be counted at a stage, by the commits: over a stage's nodes, those of the run."
     yield _Series("regrow_swarm_node_tokens_total", tokens, ("peer", "stage"), tuple(_token_rows(nodes)))
 
 

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from node import http_client
+from node.monitor.counted import Counted
 from node.monitor.exposition import read
 from node.monitor.metrics import MonitorMetrics
 from node.monitor.picture import Picture, Sighting
 from node.monitor.swarm import FRESH_S, Swarm
 from node.monitor.targets import may_be_direct, targets
-from node.monitor.told import MAX_COUNT, read_chronicle, read_status
+from node.monitor.told import MAX_COUNT, ShownProofs, Told, read_chronicle, read_proofs, read_status
 from node.plain_text import printable
 from node.ports import Clock, Lease, PeerError, UnusableError
 from node.transport.config import Observation, ObserveRequest
@@ -57,6 +58,11 @@ class _Watched:
     due_at: float = float("-inf")
     failures: int = 0
     after: int = 0
+    claims_after: int = 0
+    roots_after: int = 0
+    """Steps up to which its claims, and the roots that it knows, were told."""
+    stood: tuple[int, int] = (-1, 0)
+    """Its incarnation and step when it told something last."""
     direct: str = ""
     probe_at: float = field(default=float("-inf"))
 
@@ -83,7 +89,7 @@ class Observer:
     ) -> None:
         self._run_id, self._digest = run
         self._leases, self._looks, self._clock, self._metrics, self._probe = leases, looks, clock, metrics, probe
-        self._swarm = Swarm(self._run_id)
+        self._swarm, self._counted = Swarm(self._run_id), Counted(self._run_id)
         self._watched: dict[PeerId, _Watched] = {}
         self._round_at = float("-inf")
         """When all who are due were looked at last: together, so that what they tell is of about the same moment."""
@@ -127,7 +133,7 @@ class Observer:
     def _renew(self, known: _Watched, lease: Lease) -> None:
         old = known.sighting.lease
         if lease.incarnation != old.incarnation or lease.address != old.address:
-            known.due_at, known.failures, known.after = float("-inf"), 0, 0
+            known.due_at, known.failures, known.after, known.claims_after, known.roots_after = float("-inf"), 0, 0, 0, 0
             known.sighting = Sighting(lease)
         else:
             known.sighting = replace(known.sighting, lease=lease)
@@ -139,6 +145,7 @@ class Observer:
         gone = [p for p, w in self._watched.items() if p not in leased or w.sighting.lease.expires <= wall]
         for peer in gone:
             await self._looks.forget(self._watched.pop(peer).contact)
+        self._counted.keep(self._watched)
 
     async def look_around(self) -> None:
         """Look at all who are due, some at once."""
@@ -155,7 +162,7 @@ class Observer:
     async def _look(self, watched: _Watched) -> None:
         async with self._at_once:
             began, asked_at = self._clock.monotonic(), self._clock.wall()
-            asked = ObserveRequest(self._digest, True, watched.after)
+            asked = ObserveRequest(self._digest, True, watched.after, watched.claims_after, watched.roots_after)
             contact = watched.contact
             try:
                 seen = await self._looks.look(contact, asked)
@@ -172,6 +179,7 @@ class Observer:
         """Raises `ValueError` for what cannot be shown; what was told before stands until it is too old."""
         peer = watched.sighting.lease.peer
         told, metrics, events = read_status(seen.status, self._run_id, peer), read(seen.metrics), read_chronicle(seen.chronicle)
+        shown = read_proofs(seen.proofs)
         if not self._swarm.heeds(peer):
             told = told.without_hearsay()
         self._metrics.dropped(metrics.num_dropped, f"of peer {peer[-12:]}, which cannot be passed on")
@@ -179,10 +187,30 @@ class Observer:
         watched.sighting = replace(
             watched.sighting, told=told, told_at=self._clock.monotonic(), metrics=metrics, offset_s=offset
         )
+        self._hear(watched, told, shown)
         for event in events:
             if watched.after < event["serial"] <= MAX_COUNT:
                 watched.after = event["serial"]
                 self.chronicle.append(event | {"peer": peer})
+
+    def _hear(self, watched: _Watched, told: Told, shown: ShownProofs) -> None:
+        """What it shows of its work. Whose step is lower than before, in the same life, has gone back."""
+        peer, (life, step) = told.peer, watched.stood
+        watched.stood = told.incarnation, told.step
+        if life == told.incarnation and told.step < step:
+            watched.claims_after, watched.roots_after = (
+                min(told.step, watched.claims_after),
+                min(told.step, watched.roots_after),
+            )
+            self._counted.went_back(peer, told.step)
+            return
+        self._counted.hear(peer, shown, self._members)
+        watched.claims_after = max([watched.claims_after, *(claim.step for claim in shown.read_claims())])
+        watched.roots_after = max([watched.roots_after, *(at for at, _ in shown.roots)])
+
+    @property
+    def _members(self) -> frozenset[PeerId]:
+        return frozenset(peer for _, peer, _ in self.picture.roster)
 
     def _fail(self, watched: _Watched, why: str) -> None:
         self._metrics.failed()
@@ -213,7 +241,12 @@ class Observer:
     def show(self) -> None:
         """Put together what is known now."""
         wall = self._clock.wall()
-        sightings = [w.sighting for w in self._watched.values() if w.sighting.lease.expires > wall]
+        self._counted.settle(self._members)
+        sightings = [
+            replace(w.sighting, counted=self._counted.tokens(peer))
+            for peer, w in self._watched.items()
+            if w.sighting.lease.expires > wall
+        ]
         self.picture = self._swarm.look(sightings, self._clock.monotonic())
         self._metrics.show(self.picture)
 

@@ -27,6 +27,8 @@ class Sighting:
     metrics: Exposition = field(default_factory=Exposition)
     offset_s: float | None = None
     """Its clock minus ours."""
+    counted: Mapping[int, int] = field(default_factory=dict)
+    """By stage: tokens of its microbatches that commits count, as far as it has shown that (`node.monitor.counted`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ class StageView:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One node. What it does not tell, or told too long ago, is None. `tokens`: by stage, those that count."""
+    """One node. What it does not tell, or told too long ago, is None. `tokens`: by stage, those
+    that it has shown to be counted."""
 
     peer: PeerId
     label: str

@@ -9,12 +9,14 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from node.leases import MAX_STAGES
 from node.plain_text import printable
+from protocol.counted import MAX_CLAIM_CHARS, Claim, claim_of
 from protocol.ids import PeerId
 
 MAX_COUNT = 2**53
 MAX_ROSTER = 8192
 MAX_EVENTS = 200
 MAX_TEXT = 500
+MAX_CLAIMS = 64 * MAX_STAGES
 Phase = Literal["starting", "waiting", "training", "evaluating", "paused", "finished", "leaving"]
 Role = Literal["active", "passive", "learner", "parked"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -138,6 +140,21 @@ class Entry(BaseModel):
     text: Text
 
 
+Root = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+ClaimText = Annotated[str, Field(max_length=MAX_CLAIM_CHARS)]
+
+
+class ShownProofs(Part):
+    """What the node shows of its work, and the roots of commits that it knows, from some step on."""
+
+    claims: Annotated[tuple[ClaimText, ...], Field(max_length=MAX_CLAIMS)] = ()
+    roots: Annotated[tuple[tuple[Count, Root], ...], Field(max_length=MAX_CLAIMS)] = ()
+
+    def read_claims(self) -> list[Claim]:
+        """Raises `ValueError` for a text that is none."""
+        return [claim_of(text) for text in self.claims]
+
+
 _ENTRIES = TypeAdapter(Annotated[list[Entry], Field(max_length=MAX_EVENTS)])
 
 
@@ -152,6 +169,16 @@ def read_status(data: bytes, run_id: str, peer: str) -> Told:
 def read_chronicle(data: bytes) -> list[dict[str, Any]]:
     """Entries that may be shown: printable, of bounded size, plain values only. Raises `ValueError` with one line."""
     return [_plain(entry) for entry in _checked(_ENTRIES.validate_json, data, "chronicle")]
+
+
+def read_proofs(data: bytes) -> ShownProofs:
+    """Claims and roots; none where nothing is told. Raises `ValueError` with one line."""
+    shown: ShownProofs = _checked(ShownProofs.model_validate_json, data, "list of proofs") if data else ShownProofs()
+    try:
+        shown.read_claims()
+    except ValueError as error:
+        raise ValueError(f"its list of proofs is not one: {error}") from None
+    return shown
 
 
 def _plain(entry: Entry) -> dict[str, Any]:

@@ -166,6 +166,9 @@ class ObserveRequest:
     run_digest: str
     metrics: bool
     after: int
+    claims_after: int = 0
+    roots_after: int = 0
+    """Steps up to which the node's claims, and the roots of commits that it knows, are known already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +178,8 @@ class Observation:
     status: bytes
     metrics: bytes
     chronicle: bytes
+    proofs: bytes = b""
+    """JSON: {"claims": texts, "roots": [[step, root]]}, of a few steps at once."""
 
 
 RangeReader = Callable[[FetchRequest], Awaitable[memoryview | None]]

@@ -195,14 +195,15 @@ class LibraryService(swarm_pb2_grpc.LibraryServicer):
         seen = self._library.observe(asked)
         if seen is None:
             raise WireError("peer", "this node is of another run, or has not begun yet: an observer names the run's digest")
-        parts = (seen.status, seen.metrics, seen.chronicle)
+        parts = (seen.status, seen.metrics, seen.chronicle, seen.proofs)
         sizes, hooks = [len(part) for part in parts], self._around.hooks
         if max(sizes) > MAX_PART_BYTES:
             raise WireError("size", f"what there is to tell has {max(sizes)} bytes; at most {MAX_PART_BYTES} are told")
         if hooks.pace_out is not None:
             await hooks.pace_out(sum(sizes))
         hooks.on_bytes("observe", "out", sum(sizes))
-        return swarm_pb2.Observation(status=seen.status, metrics=seen.metrics, chronicle=seen.chronicle)
+        status, metrics, chronicle, proofs = parts
+        return swarm_pb2.Observation(status=status, metrics=metrics, chronicle=chronicle, proofs=proofs)
 
     async def _write(self, kind: Kind, chunk: Any, context: Context) -> None:
         hooks = self._around.hooks

@@ -40,9 +40,9 @@ class Sight:
                 await self.forget(node)
                 raise
         await self._close_oldest()
-        if max(len(pb.status), len(pb.metrics), len(pb.chronicle)) > MAX_PART_BYTES:
+        if max(map(len, (pb.status, pb.metrics, pb.chronicle, pb.proofs))) > MAX_PART_BYTES:
             raise PeerError(node.peer, f"{node.address} tells more than {MAX_PART_BYTES} bytes")
-        return Observation(pb.status, pb.metrics, pb.chronicle)
+        return Observation(pb.status, pb.metrics, pb.chronicle, pb.proofs)
 
     async def forget(self, node: Contact) -> None:
         """End the connection to it, if there is one."""

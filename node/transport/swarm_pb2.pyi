@@ -217,24 +217,30 @@ class DialBackAnswer(_message.Message):
     def __init__(self, dialled: _Optional[bool] = ..., reached: _Optional[bool] = ..., sentence: _Optional[str] = ..., seen_host: _Optional[str] = ...) -> None: ...
 
 class ObserveRequest(_message.Message):
-    __slots__ = ("run_digest", "metrics", "after")
+    __slots__ = ("run_digest", "metrics", "after", "claims_after", "roots_after")
     RUN_DIGEST_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
+    CLAIMS_AFTER_FIELD_NUMBER: _ClassVar[int]
+    ROOTS_AFTER_FIELD_NUMBER: _ClassVar[int]
     run_digest: str
     metrics: bool
     after: int
-    def __init__(self, run_digest: _Optional[str] = ..., metrics: _Optional[bool] = ..., after: _Optional[int] = ...) -> None: ...
+    claims_after: int
+    roots_after: int
+    def __init__(self, run_digest: _Optional[str] = ..., metrics: _Optional[bool] = ..., after: _Optional[int] = ..., claims_after: _Optional[int] = ..., roots_after: _Optional[int] = ...) -> None: ...
 
 class Observation(_message.Message):
-    __slots__ = ("status", "metrics", "chronicle")
+    __slots__ = ("status", "metrics", "chronicle", "proofs")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     CHRONICLE_FIELD_NUMBER: _ClassVar[int]
+    PROOFS_FIELD_NUMBER: _ClassVar[int]
     status: bytes
     metrics: bytes
     chronicle: bytes
-    def __init__(self, status: _Optional[bytes] = ..., metrics: _Optional[bytes] = ..., chronicle: _Optional[bytes] = ...) -> None: ...
+    proofs: bytes
+    def __init__(self, status: _Optional[bytes] = ..., metrics: _Optional[bytes] = ..., chronicle: _Optional[bytes] = ..., proofs: _Optional[bytes] = ...) -> None: ...
 
 class Envelope(_message.Message):
     __slots__ = ("heartbeat", "wish", "goodbye", "suspect", "records_wanted", "reduce_ready", "reduced_report", "stalled", "applied_report", "evaluated", "held", "propose", "decide", "open_step", "start_reduce", "void_step", "probe", "open_evaluation", "standing", "order", "promise", "prepare", "leave", "learning", "summary", "meeting", "revoke", "revoked", "unrestored", "shadowed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +14,12 @@ from node.monitor.server import MonitorSources, open_server
 from node.monitor.swarm import FRESH_S
 from node.ports import Lease, PeerError, UnusableError
 from node.transport.config import Observation, ObserveRequest
+from protocol.counted import Tree, show
+from protocol.ids import Member
 from protocol.messages import Contact
+from protocol.records import Share
 from tests.tools.clock import StepClock
+from tests.tools.core import a_manifest
 from tests.tools.monitor import samples_of
 from tests.tools.told import RUN_ID, lease, metrics, status
 
@@ -37,6 +41,7 @@ class World:
         self.forgotten: list[str] = []
         self.http: dict[str, Mapping[str, Any]] = {}
         self.events: list[dict[str, Any]] = []
+        self.proofs: Callable[[str, ObserveRequest], bytes] = lambda *_: b""
         self.metrics = MonitorMetrics(RUN_ID, max_series)
         self.observer = Observer((RUN_ID, DIGEST), self.read, self, self.clock, self.metrics, self.probe)
 
@@ -49,7 +54,8 @@ class World:
             raise PeerError(node.peer, "no answer")
         told = status(node.peer, 10, self.roster) | {"wall": self.clock.now + 0.25} | self.changes
         events = [event for event in self.events if event["serial"] > asked.after]
-        return Observation(json.dumps(told).encode(), self.text.encode(), json.dumps(events).encode())
+        proofs = self.proofs(node.peer, asked)
+        return Observation(json.dumps(told).encode(), self.text.encode(), json.dumps(events).encode(), proofs)
 
     async def forget(self, node: Contact) -> None:
         self.forgotten.append(node.peer)
@@ -284,3 +290,40 @@ async def test_its_pages() -> None:
                 assert first["targets"] == [shown]
         finally:
             server.close()
+
+
+async def test_it_asks_for_the_proofs_that_it_lacks_and_counts_what_they_show() -> None:
+    """Three nodes, one a stage, which have told 10 steps each; then all go back to step 4."""
+    world, manifest = World(), a_manifest()
+    world.observer = Observer((manifest.run_id, DIGEST), world.read, world, world.clock, world.metrics, world.probe)
+    shares = tuple(Share(stage, Member(peer, 1), "f") for stage, peer, _ in world.roster)
+
+    def proofs(peer: str, asked: ObserveRequest) -> bytes:
+        trees = {step: Tree(shares, step, manifest) for step in range(1, world.changes["step"] + 1)}
+        mine = [share for share in shares if share.member.peer == peer]
+        later = [(step, tree) for step, tree in trees.items() if step > asked.claims_after][:4]
+        claims = [show(mine[0].member, mine, tree.above(mine[0].stage), step, manifest).text() for step, tree in later]
+        roots = [(step, tree.root) for step, tree in trees.items() if step > asked.roots_after][:4]
+        return json.dumps({"claims": claims, "roots": roots}).encode()
+
+    world.proofs, world.changes = proofs, {"step": 10, "run_id": manifest.run_id}
+
+    def counted(peer: str, stage: int) -> float | None:
+        found = {labels: value for (name, labels), value in world.samples().items() if name.endswith("node_tokens_total")}
+        return found.get((("peer", peer), ("stage", str(stage))))
+
+    step_tokens = manifest.batch.tokens_per_step
+    seen = []
+    for _ in range(6):
+        await world.go_on(PERIOD_S)
+        seen.append(counted("peer0001", 1))
+    assert seen[-1] == 10 * step_tokens
+    assert [value for value in seen if value] == sorted(value for value in seen if value), "it only grows"
+    assert [asked.claims_after for peer, asked in world.asked if peer == "peer0001"] == [0, 4, 8, 10, 10, 10]
+    world.changes["step"] = 4
+    await world.go_on(PERIOD_S)
+    assert counted("peer0001", 1) == 4 * step_tokens
+    world.changes["step"] = 5
+    for _ in range(2):
+        await world.go_on(PERIOD_S)
+    assert counted("peer0001", 1) == 5 * step_tokens

@@ -22,8 +22,8 @@ from protocol.ids import PeerId
 MAX_STEPS = 4096
 """Of so many of the newest steps the roots are kept, and the claims."""
 MAX_LINES = 4 * MAX_STEPS
-MAX_SHOWN = 64
-"""Steps in one answer to an observer."""
+MAX_SHOWN, MAX_SHOWN_CLAIMS = 512, 1024
+"""Steps in one answer to an observer, and claims: of so many steps as fit."""
 MAX_NUMBER = 1 << 62
 log = logging.getLogger(__name__)
 
@@ -242,9 +242,13 @@ class Proofs:
         return self._sums
 
     def claims(self, after: int) -> list[str]:
-        """Of steps after this one, oldest first, of at most `MAX_SHOWN` of them."""
-        steps = [step for step in self._claims if step > after][:MAX_SHOWN]
-        return [claim.text() for step in steps for claim in self._claims[step].values()]
+        """Of steps after this one, oldest first, of at most `MAX_SHOWN` of them; each step whole."""
+        found: list[Claim] = []
+        for step in [step for step in self._claims if step > after][:MAX_SHOWN]:
+            if found and len(found) + len(self._claims[step]) > MAX_SHOWN_CLAIMS:
+                break
+            found += self._claims[step].values()
+        return [claim.text() for claim in found]
 
     def roots(self, after: int) -> list[tuple[int, str]]:
         """Likewise: the roots of commits that this node knows."""

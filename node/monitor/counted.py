@@ -50,7 +50,7 @@ class Counted:
             for step, root in told.roots:
                 self._know(peer, step, root)
         waiting = self._waiting.setdefault(peer, {})
-        for claim in told.read_claims():
+        for claim in told.read_claims:
             if (claim.run, claim.peer) != (self._run, peer) or claim.step < self._oldest:
                 self.num_refused[peer] += 1
             else:

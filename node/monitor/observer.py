@@ -205,7 +205,7 @@ class Observer:
             self._counted.went_back(peer, told.step)
             return
         self._counted.hear(peer, shown, self._members)
-        watched.claims_after = max([watched.claims_after, *(claim.step for claim in shown.read_claims())])
+        watched.claims_after = max([watched.claims_after, *(claim.step for claim in shown.read_claims)])
         watched.roots_after = max([watched.roots_after, *(at for at, _ in shown.roots)])
 
     @property
@@ -241,13 +241,11 @@ class Observer:
     def show(self) -> None:
         """Put together what is known now."""
         wall = self._clock.wall()
-        self._counted.settle(self._members)
-        sightings = [
-            replace(w.sighting, counted=self._counted.tokens(peer))
-            for peer, w in self._watched.items()
-            if w.sighting.lease.expires > wall
-        ]
+        sightings = [w.sighting for w in self._watched.values() if w.sighting.lease.expires > wall]
         self.picture = self._swarm.look(sightings, self._clock.monotonic())
+        self._counted.settle(self._members)
+        nodes = [replace(n, tokens=self._counted.tokens(n.peer) if n.step is not None else {}) for n in self.picture.nodes]
+        self.picture = replace(self.picture, nodes=tuple(nodes))
         self._metrics.show(self.picture)
 
     def status(self) -> dict[str, Any]:

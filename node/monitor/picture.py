@@ -27,8 +27,6 @@ class Sighting:
     metrics: Exposition = field(default_factory=Exposition)
     offset_s: float | None = None
     """Its clock minus ours."""
-    counted: Mapping[int, int] = field(default_factory=dict)
-    """By stage: tokens of its microbatches that commits count, as far as it has shown that (`node.monitor.counted`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +43,8 @@ class StageView:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One node. What it does not tell, or told too long ago, is None. `tokens`: by stage, those
-    that it has shown to be counted."""
+    """One node. What it does not tell, or told too long ago, is None. `tokens`: by stage, those that it has shown to be
+    counted (`node.monitor.counted`)."""
 
     peer: PeerId
     label: str

@@ -197,7 +197,6 @@ def _nodes(
                 phase=told.phase if told else "",
                 sentence=printable(told.sentence, 300) if told else "",
                 step=told.step if told else None,
-                tokens=dict(seen.counted) if told else {},
                 share=own.share if own else None,
                 offset_s=seen.offset_s if told else None,
                 step_seconds=pace.step_seconds(peer) if told else None,

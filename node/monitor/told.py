@@ -16,7 +16,7 @@ MAX_COUNT = 2**53
 MAX_ROSTER = 8192
 MAX_EVENTS = 200
 MAX_TEXT = 500
-MAX_CLAIMS = 64 * MAX_STAGES
+MAX_CLAIMS = 2048
 Phase = Literal["starting", "waiting", "training", "evaluating", "paused", "finished", "leaving"]
 Role = Literal["active", "passive", "learner", "parked"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -150,6 +150,7 @@ class ShownProofs(Part):
     claims: Annotated[tuple[ClaimText, ...], Field(max_length=MAX_CLAIMS)] = ()
     roots: Annotated[tuple[tuple[Count, Root], ...], Field(max_length=MAX_CLAIMS)] = ()
 
+    @cached_property
     def read_claims(self) -> list[Claim]:
         """Raises `ValueError` for a text that is none."""
         return [claim_of(text) for text in self.claims]
@@ -175,7 +176,7 @@ def read_proofs(data: bytes) -> ShownProofs:
     """Claims and roots; none where nothing is told. Raises `ValueError` with one line."""
     shown: ShownProofs = _checked(ShownProofs.model_validate_json, data, "list of proofs") if data else ShownProofs()
     try:
-        shown.read_claims()
+        len(shown.read_claims)
     except ValueError as error:
         raise ValueError(f"its list of proofs is not one: {error}") from None
     return shown

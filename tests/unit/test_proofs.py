@@ -173,6 +173,8 @@ def test_it_stays_bounded_and_sums_stay(path: Path, monkeypatch: pytest.MonkeyPa
     assert most < 100 * 600
     assert a_book(path).sums() == book.sums()
     assert not list(path.parent.glob("*.new"))
+    monkeypatch.setattr(module, "MAX_SHOWN_CLAIMS", 8)
+    assert [claim_of(text).step for text in book.claims(0)] == [93] * 3 + [94] * 3, "each step whole"
 
 
 def test_a_file_that_cannot_be_had_costs_only_the_proofs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

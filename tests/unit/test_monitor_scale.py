@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 from node.metrics import Metrics
 from node.monitor.metrics import MAX_SERIES
+from node.monitor.observer import Observer
+from node.transport.config import ObserveRequest
+from protocol.counted import Tree, show
+from protocol.ids import Member
+from protocol.records import Share
 from tests.tools.clock import StepClock
+from tests.tools.core import a_manifest
 from tests.tools.monitor import samples_of
 from tests.tools.told import status
-from tests.unit.test_monitor_observer import World
+from tests.unit.test_monitor_observer import DIGEST, World
 
 NUM_NODES = 200
 PER_NODE = {
@@ -25,8 +32,18 @@ OF_THE_MONITOR = ("regrow_monitor_",)
 async def test_a_scrape_of_two_hundred_nodes() -> None:
     world = World(NUM_NODES)
     world.text = Metrics(StepClock(), "aa").render("", status("aa"))[0].decode()
-    own = {"steps": 9, "tokens": 77, "share": 0.005, "stages": [{"stage": 1, "tokens": 77}]}
-    world.changes = {"contribution": own}
+    manifest = a_manifest(microbatches=128)
+    world.observer = Observer((manifest.run_id, DIGEST), world.read, world, world.clock, world.metrics, world.probe)
+    world.changes = {"contribution": {"steps": 9, "tokens": 77, "share": 0.005}, "run_id": manifest.run_id}
+    shares = tuple(Share(s, Member(peer, 1), f"{1 << n // 3:x}") for n, (s, peer, _) in enumerate(world.roster))
+    tree = Tree(shares, 1, manifest)
+
+    def proofs(peer: str, _: ObserveRequest) -> bytes:
+        own = next(share for share in shares if share.member.peer == peer)
+        claim = show(own.member, [s for s in shares if s.stage == own.stage], tree.above(own.stage), 1, manifest)
+        return json.dumps({"claims": [claim.text()], "roots": [[1, tree.root]]}).encode()
+
+    world.proofs = proofs
     await world.go_on()
     began = time.perf_counter()
     body, _ = world.metrics.render()
@@ -36,7 +53,7 @@ async def test_a_scrape_of_two_hundred_nodes() -> None:
         assert len({labels for sample, labels in samples if sample == name}) == NUM_NODES, name
     assert samples["regrow_swarm_nodes", (("state", "live"),)] == NUM_NODES
     assert samples["regrow_swarm_leases", (("state", "seated"),)] == NUM_NODES
-    assert sum(samples[key] for key in samples if key[0] == "regrow_swarm_node_tokens_total") == NUM_NODES * 77
+    assert sum(samples[key] for key in samples if key[0] == "regrow_swarm_node_tokens_total") == NUM_NODES * 8
     replicas = sum(samples[key] for key in samples if key[0] == "regrow_swarm_replicas" and ("role", "active") in key[1])
     assert replicas == NUM_NODES
     swarm = [key for key in samples if not key[0].startswith(OF_THE_MONITOR)]

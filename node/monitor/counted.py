@@ -44,11 +44,10 @@ class Counted:
         """Of steps before this one it is not known any more what was counted."""
         self.num_refused: Counter[PeerId] = Counter()
 
-    def hear(self, peer: PeerId, told: ShownProofs, members: Collection[PeerId]) -> None:
-        """What one node shows. Roots are heard of members only, once some are known."""
-        if not members or peer in members:
-            for step, root in told.roots:
-                self._know(peer, step, root)
+    def hear(self, peer: PeerId, told: ShownProofs) -> None:
+        """What a member shows, of its work and of the roots that it knows."""
+        for step, root in told.roots:
+            self._know(peer, step, root)
         waiting = self._waiting.setdefault(peer, {})
         for claim in told.read_claims:
             if (claim.run, claim.peer) != (self._run, peer) or claim.step < self._oldest:

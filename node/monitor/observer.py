@@ -37,6 +37,10 @@ PROBE_EVERY_S, PROBE_S = 30.0, 3.0
 AT_ONCE = 32
 MAX_NODES = 1000
 MAX_EVENTS = 500
+MAX_SHOWN_CLAIMS = 50_000
+"""In one round; what is beyond is asked for again."""
+MAX_NEWCOMER_BYTES = 64 << 10
+"""Of the proofs of one who was no member so far. There may be a thousand strangers; a newcomer has done little."""
 _log = logging.getLogger(__name__)
 
 
@@ -63,6 +67,8 @@ class _Watched:
     """Steps up to which its claims, and the roots that it knows, were told."""
     stood: tuple[int, int] = (-1, 0)
     """Its incarnation and step when it told something last."""
+    shown: ShownProofs = field(default_factory=ShownProofs)
+    """Of its work, since the last round."""
     direct: str = ""
     probe_at: float = field(default=float("-inf"))
 
@@ -91,6 +97,8 @@ class Observer:
         self._leases, self._looks, self._clock, self._metrics, self._probe = leases, looks, clock, metrics, probe
         self._swarm, self._counted = Swarm(self._run_id), Counted(self._run_id)
         self._watched: dict[PeerId, _Watched] = {}
+        self._num_shown = 0
+        """Claims of this round."""
         self._round_at = float("-inf")
         """When all who are due were looked at last: together, so that what they tell is of about the same moment."""
         self._at_once = asyncio.Semaphore(AT_ONCE)
@@ -179,38 +187,48 @@ class Observer:
         """Raises `ValueError` for what cannot be shown; what was told before stands until it is too old."""
         peer = watched.sighting.lease.peer
         told, metrics, events = read_status(seen.status, self._run_id, peer), read(seen.metrics), read_chronicle(seen.chronicle)
-        shown = read_proofs(seen.proofs)
-        if not self._swarm.heeds(peer):
+        shown = ShownProofs()
+        if self._swarm.heeds(peer):
+            shown = read_proofs(seen.proofs) if self._num_shown < MAX_SHOWN_CLAIMS else shown
+        else:
             told = told.without_hearsay()
+            shown = read_proofs(seen.proofs) if len(seen.proofs) <= MAX_NEWCOMER_BYTES else shown
         self._metrics.dropped(metrics.num_dropped, f"of peer {peer[-12:]}, which cannot be passed on")
         offset = None if told.wall is None else told.wall - wall
         watched.sighting = replace(
             watched.sighting, told=told, told_at=self._clock.monotonic(), metrics=metrics, offset_s=offset
         )
-        self._hear(watched, told, shown)
+        self._keep(watched, told, shown)
         for event in events:
             if watched.after < event["serial"] <= MAX_COUNT:
                 watched.after = event["serial"]
                 self.chronicle.append(event | {"peer": peer})
 
-    def _hear(self, watched: _Watched, told: Told, shown: ShownProofs) -> None:
-        """What it shows of its work. Whose step is lower than before, in the same life, has gone back."""
-        peer, (life, step) = told.peer, watched.stood
-        watched.stood = told.incarnation, told.step
+    def _keep(self, watched: _Watched, told: Told, shown: ShownProofs) -> None:
+        """What it shows of its work, until it is known who is a member. Whose step is lower than before, in the same life, has
+        gone back."""
+        life, step = watched.stood
+        watched.stood, watched.shown = (told.incarnation, told.step), shown
+        self._num_shown += len(shown.claims)
         if life == told.incarnation and told.step < step:
-            watched.claims_after, watched.roots_after = (
-                min(told.step, watched.claims_after),
-                min(told.step, watched.roots_after),
-            )
-            self._counted.went_back(peer, told.step)
-            return
-        self._counted.hear(peer, shown, self._members)
-        watched.claims_after = max([watched.claims_after, *(claim.step for claim in shown.read_claims)])
-        watched.roots_after = max([watched.roots_after, *(at for at, _ in shown.roots)])
+            watched.claims_after = min(told.step, watched.claims_after)
+            watched.roots_after = min(told.step, watched.roots_after)
+            watched.shown = ShownProofs()
+            self._counted.went_back(told.peer, told.step)
 
-    @property
-    def _members(self) -> frozenset[PeerId]:
-        return frozenset(peer for _, peer, _ in self.picture.roster)
+    def _count(self) -> None:
+        """Take what members have shown; of all others nothing is kept, and it is asked for again should they become some."""
+        members = frozenset(peer for _, peer, _ in self.picture.roster)
+        for peer, watched in self._watched.items():
+            shown, watched.shown = watched.shown, ShownProofs()
+            if peer in members:
+                self._counted.hear(peer, shown)
+                watched.claims_after = max([watched.claims_after, *(claim.step for claim in shown.read_claims)])
+                watched.roots_after = max([watched.roots_after, *(at for at, _ in shown.roots)])
+        self._num_shown = 0
+        self._counted.settle(members)
+        nodes = [replace(n, tokens=self._counted.tokens(n.peer) if n.step is not None else {}) for n in self.picture.nodes]
+        self.picture = replace(self.picture, nodes=tuple(nodes))
 
     def _fail(self, watched: _Watched, why: str) -> None:
         self._metrics.failed()
@@ -243,9 +261,7 @@ class Observer:
         wall = self._clock.wall()
         sightings = [w.sighting for w in self._watched.values() if w.sighting.lease.expires > wall]
         self.picture = self._swarm.look(sightings, self._clock.monotonic())
-        self._counted.settle(self._members)
-        nodes = [replace(n, tokens=self._counted.tokens(n.peer) if n.step is not None else {}) for n in self.picture.nodes]
-        self.picture = replace(self.picture, nodes=tuple(nodes))
+        self._count()
         self._metrics.show(self.picture)
 
     def status(self) -> dict[str, Any]:

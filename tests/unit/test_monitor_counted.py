@@ -42,7 +42,7 @@ class Run:
 
     def tell(self, peer: str, claims: list[Claim] = [], roots: list[tuple[int, str]] = []) -> None:  # noqa: B006
         told = {"claims": [claim.text() for claim in claims], "roots": roots}
-        self.counted.hear(peer, read_proofs(json.dumps(told).encode()), self.members)
+        self.counted.hear(peer, read_proofs(json.dumps(told).encode()))
 
     def all_tell(self, *steps: int) -> None:
         for peer in PEERS:

@@ -327,3 +327,18 @@ async def test_it_asks_for_the_proofs_that_it_lacks_and_counts_what_they_show() 
     for _ in range(2):
         await world.go_on(PERIOD_S)
     assert counted("peer0001", 1) == 5 * step_tokens
+
+
+async def test_of_strangers_no_proofs_are_kept() -> None:
+    """A lease costs nothing: a thousand of them with long lists of claims would cost a lot."""
+    world, manifest = World(), a_manifest()
+    stranger = lease("stranger", 1, address="10.0.0.9:1")
+    world.leases.append(stranger)
+    share = Share(1, Member("stranger", 1), "f")
+    claims = [show(share.member, [share], ("a" * 32, "b" * 32), step, manifest).text() for step in range(1, 400)]
+    world.proofs = lambda peer, _: json.dumps({"claims": claims if peer == "stranger" else []}).encode()
+    for _ in range(3):
+        await world.go_on(PERIOD_S)
+    assert [asked.claims_after for peer, asked in world.asked if peer == "stranger"] == [0, 0, 0]
+    assert "stranger" not in world.observer._counted._waiting
+    assert all(not watched.shown.claims for watched in world.observer._watched.values())

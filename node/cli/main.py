@@ -15,7 +15,7 @@ import typer
 from typer.exceptions import TyperException
 
 from node import __version__
-from node.cli import advise, control, lab, leave, monitor, node_commands, prepare, simulate, swarm, try_out
+from node.cli import advise, control, lab, leave, monitor, node_commands, prepare, simulate, swarm, try_out, watch
 from node.plain_text import printable
 from node.ports import PeerError, UnusableError
 
@@ -60,7 +60,7 @@ def _global(
     """Options before the command."""
 
 
-for part in (try_out, simulate, lab, node_commands, leave, prepare, advise, swarm, monitor, control):
+for part in (try_out, simulate, lab, node_commands, leave, prepare, advise, swarm, watch, monitor, control):
     part.add_to(app)
 
 

@@ -44,7 +44,7 @@ def monitor(
         if as_json:
             print(json.dumps(ready), flush=True)
         else:
-            line = f"watching {ready['run_id']}: http://{ready['http']}/status (/metrics, /sd); Ctrl-C ends it"
+            line = f"watching {ready['run_id']}: http://{ready['http']}/ (/status, /metrics, /sd); Ctrl-C ends it"
             print(line, file=sys.stderr, flush=True)
 
     return run_monitor(told, host, port, up)

@@ -1,4 +1,4 @@
-"""The HTTP side of a monitor: /metrics, /sd, /status, /healthz, /node/PEER/metrics. It only shows."""
+"""The HTTP side of a monitor: the status page, /metrics, /sd, /status, /healthz, /node/PEER/metrics. It only shows."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from node.http import HttpServer
 from node.monitor.metrics import MonitorMetrics
+from node.page.routes import Shown, endpoints
 from node.plain_json import finite
 
 OPTION = "--listen"
@@ -30,13 +31,15 @@ class MonitorSources:
     """By where whoever asks has reached the monitor, HOST:PORT."""
     node_text: Callable[[str], str | None]
     """Prometheus text of a node by its label; None where nothing is known of it now."""
+    page: Shown | None = None
+    """The status page."""
 
 
 def open_server(host: str, port: int, sources: MonitorSources) -> HttpServer:
     """Bind and listen. Raises `UnusableError(2)` where the address cannot be had."""
     pages = _Pages(sources)
     get = {
-        "/": pages.index,
+        **(endpoints(sources.page) if sources.page else {"/": pages.index}),
         "/metrics": pages.metrics,
         "/sd": pages.sd,
         "/status": pages.status,

@@ -77,6 +77,8 @@ class History:
 
     def __init__(self) -> None:
         self.loss, self.validation, self.tokens_per_s = Curve(), Curve(), Curve()
+        self.step = 0
+        """The newest."""
         self.committed_at: float | None = None
         """When the newest step was committed."""
         self.step_s: float | None = None
@@ -94,12 +96,16 @@ class History:
             for curve in (self.loss, self.validation, self.tokens_per_s):
                 curve.cut(step)
         if type_ in MARKED:
-            stage = fields.get("stage")
-            mark = (step, type_, stage)
-            if mark not in self._marks:
-                self._marks.append(mark)
+            self.mark(step, type_, fields.get("stage"))
+
+    def mark(self, step: int, what: str, stage: int | None) -> None:
+        """Something happened there; told once."""
+        mark = (step, what, stage)
+        if mark not in self._marks:
+            self._marks.append(mark)
 
     def _committed(self, step: int, loss: float, tokens: int, wall: float) -> None:
+        self.step = step
         self.loss.add(step, loss, tokens)
         if self.committed_at is not None and wall > self.committed_at:
             seconds = wall - self.committed_at

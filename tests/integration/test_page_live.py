@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,9 +14,10 @@ import pytest
 from tests.integration.ends import Ending
 from tests.integration.test_regrow import a_run
 from tests.tools.browser import Tab, browser
-from tests.tools.swarm import swarm
+from tests.tools.swarm import swarm, wait_for
 
 LIMIT_S = 120.0
+REGROW = (sys.executable, "-m", "node")
 NAMES = ("anna", "<img src=x onerror=alert(1)>", "dora\u05d0\u05d1", "emil'\"</script>", "frida")
 RECORD = """() => {
   window.story = [];
@@ -87,3 +92,27 @@ def test_a_kill_is_seen_as_suspicion_then_recovery_with_its_coefficients(tmp_pat
         assert made.status(newcomer)["seats"][0]["stage"] == 2
         assert tab.page.evaluate("() => document.querySelectorAll('img').length") == 0
         assert tab.complaints == []
+        with watching(invite, tmp_path / "seen") as (address, lines):
+            outside = chromium.open(address)
+            outside.wait(NAMED, [NAMES[0], NAMES[1], NAMES[4], NAMES[3]])
+            outside.wait(f"() => document.getElementById('events').textContent.includes('from stages 1 and 3, {shares}')")
+            outside.wait("() => document.getElementById('title').textContent === 'The run is training.'")
+            assert outside.complaints == []
+            wait_for("lines for people", lambda: "The run is training." in lines.read_text(), LIMIT_S)
+
+
+@contextmanager
+def watching(invite: str, folder: Path) -> Iterator[tuple[str, Path]]:
+    """`regrow watch`, ended by Ctrl-C: where it shows the page, and what it writes on stdout, which is no terminal here."""
+    folder.mkdir()
+    out, err = folder / "out", folder / "err"
+    with out.open("wb") as stdout, err.open("wb") as stderr:
+        process = subprocess.Popen([*REGROW, "watch", invite], stdout=stdout, stderr=stderr)
+        try:
+            wait_for("it watches", lambda: "http://" in err.read_text(), LIMIT_S, err.read_text)
+            yield err.read_text().split("http://")[1].split("/")[0], out
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0, err.read_text()
+        finally:
+            process.kill()
+            process.wait()

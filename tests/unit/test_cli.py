@@ -32,7 +32,7 @@ def commands(command: Any = None, words: tuple[str, ...] = ()) -> list[tuple[str
 
 def test_there_are_all_commands() -> None:
     wanted = "init,advise,start,join,invite,status,leave,stop,pause,resume,ticket,demo,sim,config,lab forks,lab grid"
-    wanted += ",lab report,data prepare,debug dump,monitor"
+    wanted += ",lab report,data prepare,debug dump,monitor,watch"
     assert {" ".join(words) for words in commands()} == set(wanted.split(","))
 
 

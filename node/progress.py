@@ -124,6 +124,11 @@ class Transfer:
     seconds_left: float | None
     """None = by the mean rate so far."""
 
+    def bar(self, width: int) -> str:
+        """`███░░░░░`: how much of it is here."""
+        done = round(width * self.num_bytes / self.total_bytes) if self.total_bytes else 0
+        return "█" * min(done, width) + "░" * max(0, width - done)
+
     def sentence(self, now: float) -> str:
         """`copying stage 3: 120 MB of 805 MB, about 1m10s left`."""
         left, passed = self.seconds_left, now - self.began

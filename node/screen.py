@@ -37,6 +37,7 @@ OFTEN_S, SELDOM_S = 4.0, 30.0
 TICK_S = 1.0
 REDRAW_S = 0.2
 """At least so long between two redraws for steps: small runs make twenty a second."""
+BAR_CHARS = 16
 ROUTINE = ("training", "evaluating")
 LATE_S = 10.0
 SHARED = (
@@ -296,7 +297,8 @@ class Screen:
     def _redraw(self) -> None:
         self._drawn_at = self._clock.monotonic()
         if self._live is not None:
-            present = printable(self._present(self._clock.monotonic()))
+            bars = " ".join(transfer.bar(BAR_CHARS) for transfer in self._transfers.values())
+            present = printable(f"{bars} {self._present(self._clock.monotonic())}".strip())
             self._live.update(Text.from_markup(f"[bold]{escape(present)}[/bold]"), refresh=True)
 
 

@@ -126,15 +126,17 @@ def dump(
     Example: **regrow debug dump --state-dir node1 --stage 2 --out stage2.safetensors**
     """
     from node import http_client
+    from node.cli.prepare import progress_bar
 
     address = local_address(where, state_dir)
     if address is None:
         raise ValueError("debug dump asks a node on this machine: name --state-dir or HOST:PORT, not an invite")
     unfinished = out.with_name(f".{out.name}.{os.getpid()}")
     try:
-        with unfinished.open("wb") as file:
+        with unfinished.open("wb") as file, progress_bar() as progress:
             for chunk in http_client.stream(address, f"/debug/dump?stage={stage}", timeout_s=60):
                 file.write(chunk)
+                progress(f"stage {stage}", file.tell(), 0)
         unfinished.replace(out)
     finally:
         unfinished.unlink(missing_ok=True)

@@ -309,3 +309,15 @@ def test_no_running_node(tmp_path: Path, content: str | None, code: int, words: 
     assert raised.value.code == code
     with pytest.raises(UnusableError, match="no state directory"):
         read_running(tmp_path / "missing")
+
+
+def test_a_copy_on_its_way_has_a_bar_on_a_terminal() -> None:
+    out = io.StringIO()
+    with Screen(StepClock(), console=Console(file=out, force_terminal=True, width=120)) as screen:
+        screen.transfer("copying stage 3", 3_000_000, 12_000_000, 9.0)
+    assert "████░░░░░░░░░░░░ copying stage 3: 3.0 MB of 12 MB, about 9s left" in out.getvalue()
+    screen, plain_out, clock = plain()
+    screen.transfer("copying stage 3", 3_000_000, 12_000_000, 9.0)
+    clock.now += 60.0
+    screen.tick()
+    assert "░" not in plain_out.getvalue()

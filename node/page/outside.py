@@ -65,7 +65,7 @@ class Outside:
         self._mark(entries)
         status = picture.as_json() | {"peer": "", "regained": _regained(picture, entries)}
         if picture.phase == "unknown":
-            status["phase"], status["sentence"] = "starting", "nobody of the run has answered yet"
+            status["phase"], status["sentence"] = "starting", "no node of the run has answered yet"
         known = Known(
             now=now,
             started_at=self._started_at,

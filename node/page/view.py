@@ -159,7 +159,7 @@ def _spares(status: Status, known: Known) -> list[View]:
 
 def headline(status: Status, stages: Sequence[View], known: Known) -> View:
     """Is this node working, and is it counted? `level` is good, idle, warn or bad."""
-    phase, sentence = str(status.get("phase") or "starting"), public(status.get("sentence") or "")
+    phase, sentence = str(status.get("phase") or "starting"), _sentence(status)
     if not status.get("peer"):
         return _headline_of_run(phase, sentence, stages, status, known)
     if phase in ("starting", "waiting", "paused", "finished", "leaving"):
@@ -223,7 +223,7 @@ def _headline_of_work(of_stage: str, counted: tuple[int, float], status: Status,
     share = own.get("share")
     part = f" Since it came, {_percent(share)} of the swarm's work was its own." if isinstance(share, int | float) else ""
     if is_late(known):
-        text = f"It holds {of_stage}, but no step was committed for a while: {public(status.get('sentence') or '')}."
+        text = f"It holds {of_stage}, but no step was committed for a while."
         return {"level": "warn", "title": "This node is up, but the run stands still.", "text": text}
     if step - counted[0] > UNCOUNTED_STEPS:
         text = f"It holds {of_stage}, but its work was last counted in step {counted[0]:,}; the run is at step {step:,}."
@@ -298,12 +298,16 @@ def warnings(status: Status, stages: Sequence[View], known: Known) -> list[View]
         late = took(known.now - (known.committed_at or known.now))
         text = f"No step was committed for {late}."
         found.append(_warning("warn", text, "Usually a node is slow or away and the others wait for it; the events say which."))
-    if phase == "waiting" and status.get("step"):
-        text = f"Training waits: {public(status.get('sentence') or 'nobody said why')}."
-        found.append(
-            _warning("warn", text, "It goes on by itself when what it waits for is there. More nodes help: regrow join.")
-        )
+    if phase == "waiting" and status.get("step") and not found:
+        do = "It goes on by itself when what it waits for is there. More nodes help: regrow join."
+        found.append(_warning("warn", "Training waits.", do))
     return found
+
+
+def _sentence(status: Status) -> str:
+    """What the node, or the coordinator, says, as a sentence."""
+    said = public(status.get("sentence") or "").removeprefix("waiting: ").rstrip(".")
+    return said[:1].upper() + said[1:] + "." if said else ""
 
 
 def _of_stages(stages: Sequence[View]) -> list[View]:

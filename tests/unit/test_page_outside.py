@@ -69,7 +69,7 @@ def test_nobody_has_answered_yet() -> None:
     seen.now = Picture("a-run")
     seen.page.tick()
     view = seen.page.view()
-    assert (view["pipeline"], view["headline"]["text"]) == ([], "nobody of the run has answered yet")
+    assert (view["pipeline"], view["headline"]["text"]) == ([], "No node of the run has answered yet.")
 
 
 def test_what_several_tell_is_told_once() -> None:

@@ -45,7 +45,7 @@ def lease(peer: str, name: str) -> Lease:
 def test_before_there_is_anything_to_show() -> None:
     page = Page(StepClock(), lambda: {"phase": "starting", "sentence": "starting", "seats": [], "view": []})
     page.tick()
-    assert page.view()["headline"]["text"] == "starting"
+    assert page.view()["headline"]["text"] == "Starting."
     assert page.entries() == []
 
 

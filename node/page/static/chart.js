@@ -96,7 +96,7 @@ class Chart {
       shape("line", { class: "grid", x1: PAD.left, x2: at.width - PAD.right, y1: at.y(value), y2: at.y(value) }, this.svg);
       shape("text", { x: PAD.left - 8, y: at.y(value) + 4, "text-anchor": "end" }, this.svg).textContent = brief(value);
     }
-    for (const step of ticks(at.left, at.right, Math.max(3, Math.floor(at.inner.width / 95)))) {
+    for (const step of ticks(at.left, at.right, Math.max(4, Math.floor(at.inner.width / 95)))) {
       if (!Number.isInteger(step)) continue;
       const anchor = at.x(step) > at.width - 26 ? "end" : at.x(step) < PAD.left + 12 ? "start" : "middle";
       shape("text", { x: at.x(step), y: at.height - 5, "text-anchor": anchor }, this.svg).textContent = brief(step);

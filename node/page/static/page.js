@@ -160,7 +160,7 @@ const charts = {
 
 function showCurves() {
   const curves = view.curves;
-  charts.loss.show([{ name: "loss", points: curves.loss, area: true }, { name: "validation", points: curves.validation, dots: true }], curves.marks);
+  charts.loss.show([{ name: "loss", points: curves.loss }, { name: "validation", points: curves.validation, dots: true }], curves.marks);
   charts.speed.show([{ name: "speed", points: curves.tokens_per_s, area: true }], curves.marks);
 }
 
@@ -217,8 +217,8 @@ function showNode() {
   if (own.steps) rows.push(fact("Counted steps", number(own.steps), own.first_step ? `since step ${number(own.first_step)}` : ""));
   if (own.tokens) rows.push(fact("Counted tokens", number(own.tokens)));
   if (node.counted_step) rows.push(fact("Last commit with its work", `step ${number(node.counted_step)}`, ago(node.counted_at)));
-  if (node.received !== null) rows.push(fact("Received", node.received, "over the last minute"));
-  if (node.sent !== null) rows.push(fact("Sent", node.sent, "over the last minute"));
+  if (node.received !== null) rows.push(fact("Received", node.received, "last minute"));
+  if (node.sent !== null) rows.push(fact("Sent", node.sent, "last minute"));
   rows.push(fact("Up", span(Date.now() / 1000 + skew - view.run.started_at), node.incarnation > 1 ? `start number ${node.incarnation}` : ""));
   by("facts").replaceChildren(...rows.flat());
 }

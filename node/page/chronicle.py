@@ -7,6 +7,7 @@ entry that it takes the place of). Texts are fit to be published.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -34,6 +35,7 @@ LEVELS = {
     "counted": "good",
     "heard": "good",
 }
+_PEER = re.compile("\0([^\0]*)\0")
 SILENT_NOTES = frozenset("accumulated reduced decided counted validation saved shadow granted placed candidate".split())
 """What is routine, or told by another note."""
 _ROLES = {"active": "computes", "passive": "keeps a copy of", "learner": "copies", "parked": "keeps, without computing it,"}
@@ -45,7 +47,8 @@ class Chronicle:
     def __init__(
         self, wall: Callable[[], float], name: Name, me: PeerId, is_held: Callable[[int], bool], limit: int = MAX_ENTRIES
     ) -> None:
-        self._wall, self._name, self._me, self._is_held = wall, name, me, is_held
+        self._wall, self._named, self._me, self._is_held = wall, name, me, is_held
+        name = self._name
         self._entries: deque[Entry] = deque(maxlen=limit)
         self._serial = 0
         self._rebuilds: dict[int, Fields] = {}
@@ -122,7 +125,8 @@ class Chronicle:
 
     def latest(self, after: int = 0, most: int = MAX_ENTRIES) -> list[Entry]:
         """The newest entries whose serial is higher, oldest first."""
-        return [entry for entry in self._entries if entry["serial"] > after][-most:] if most > 0 else []
+        found = [entry for entry in self._entries if entry["serial"] > after][-most:] if most > 0 else []
+        return [entry | {"text": _PEER.sub(lambda peer: self._named(peer[1]), entry["text"])} for entry in found]
 
     @property
     def serial(self) -> int:
@@ -148,6 +152,11 @@ class Chronicle:
             entry |= {"count": before.get("count", 1) + 1, "replaces": before["serial"]}
             self._entries.pop()
         self._entries.append(entry)
+
+    @staticmethod
+    def _name(peer: PeerId) -> str:
+        """Stands for the peer until somebody reads: who has just come is named a little later."""
+        return f"\0{peer}\0"
 
     def _who(self, fields: Fields) -> str:
         return self._name(str(fields.get("peer", "")))

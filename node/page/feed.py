@@ -18,7 +18,7 @@ MAX_QUEUED = 16
 KEPT_DELTAS = 64
 RETRY_MS = 2000
 NUMBERED = "events"
-"""The section whose entries carry serials: only new ones are sent."""
+"""The section whose entries carry serials: only new and changed ones are sent."""
 GROWING = "curves"
 """The section of lists that mostly grow: only what differs from the common beginning is sent."""
 
@@ -129,8 +129,8 @@ def difference(before: View, after: View) -> View | None:
     if not changed:
         return None
     if NUMBERED in changed:
-        last = max((entry["serial"] for entry in before.get(NUMBERED, ())), default=0)
-        changed[NUMBERED] = [entry for entry in after[NUMBERED] if entry["serial"] > last]
+        known = {entry["serial"]: entry for entry in before.get(NUMBERED, ())}
+        changed[NUMBERED] = [entry for entry in after[NUMBERED] if known.get(entry["serial"]) != entry]
     if GROWING in changed:
         old, new = before.get(GROWING, {}), after[GROWING]
         changed[GROWING] = {name: _tail(old.get(name, []), rows) for name, rows in new.items() if old.get(name) != rows}

@@ -85,7 +85,7 @@ def test_a_kill_is_seen_as_suspicion_then_recovery_with_its_coefficients(tmp_pat
         [rebuild] = [event for event in made.events(others[0], "rebuild") if event["stage"] == 2]
         shares = " / ".join(f"{source['coefficient']:.2f}".lstrip("0") for source in rebuild["sources"])
         said = next(entry["text"] for entry in story if entry["what"] == "rebuild")
-        assert said.startswith(f"Stage 2 is rebuilt from stages 1 and 3, {shares}; handed to frida ("), said
+        assert said.startswith(f"Stage 2 is rebuilt from stages 1 and 3, {shares}; handed to "), said
         regrown = points(tab)
         tab.wait(MORE_POINTS, regrown + 2)
         assert row(tab) == [[NAMES[0]], [NAMES[1]], [NAMES[4]], [NAMES[3]]]

@@ -32,7 +32,9 @@ def take(chromium: Browser, address: str, name: str, **how: object) -> None:
 def shoot(tab: Tab, name: str) -> None:
     """Few colours do, and are a quarter of the bytes."""
     with Image.open(io.BytesIO(tab.page.screenshot(full_page=True))) as whole:
-        whole.convert("RGB").quantize(96, dither=Image.Dither.NONE).save(FOLDER / f"{name}.png", optimize=True)
+        whole.convert("RGB").quantize(200, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+            FOLDER / f"{name}.png", optimize=True
+        )
     tab.page.close()
 
 

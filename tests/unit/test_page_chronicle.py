@@ -181,3 +181,12 @@ def test_entries_are_bounded_and_asked_for_by_serial() -> None:
     assert [entry["serial"] for entry in told.latest(after=6, most=2)] == [8, 9]
     assert told.latest(most=0) == []
     assert told.serial == 9
+
+
+def test_who_has_just_come_is_named_as_soon_as_its_name_is_known() -> None:
+    names = {"QmBert": "QmBert"}
+    told = Chronicle(lambda: 7.0, names.__getitem__, "QmMe", lambda _: True)
+    told.note("joined", {"stage": 1, "peer": "QmBert", "role": "active", "step": 3})
+    assert texts(told) == ["QmBert computes stage 1."]
+    names["QmBert"] = "bert"
+    assert texts(told) == ["bert computes stage 1."]

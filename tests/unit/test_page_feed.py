@@ -76,6 +76,9 @@ def test_curves_that_were_thinned_and_entries_that_take_the_place_of_others() ->
     assert told is not None
     assert told["curves"] == {"loss": {"from": 0, "add": [[2, 4.9], [3, 4.8]]}}
     assert told["events"] == after["events"]
+    renamed = copy.deepcopy(VIEW)
+    renamed["events"][0]["text"] = "b"
+    assert difference(VIEW, renamed) == {"now": 1.0, "events": renamed["events"]}
     assert difference(VIEW, VIEW | {"now": 9.0}) is None, "time alone is no news"
 
 

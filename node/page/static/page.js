@@ -234,8 +234,9 @@ function grown(old, change) {
 }
 
 function moreEvents(old, fresh) {
-  const gone = new Set(fresh.map((entry) => entry.replaces));
-  return old.filter((entry) => !gone.has(entry.serial)).concat(fresh).slice(-MAX_EVENTS);
+  const gone = new Set(fresh.flatMap((entry) => [entry.serial, entry.replaces]));
+  const all = old.filter((entry) => !gone.has(entry.serial)).concat(fresh);
+  return all.sort((one, other) => one.serial - other.serial).slice(-MAX_EVENTS);
 }
 
 function take(told, isWhole) {

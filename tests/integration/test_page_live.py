@@ -38,19 +38,14 @@ RECORD = """() => {
 }"""
 
 MORE_POINTS = "(n) => document.querySelector('#chart-loss svg').getAttribute('aria-label').match(/: (\\d+) points/)[1] > n"
+ROW = """(row) => JSON.stringify([...document.querySelectorAll('.stage')].map((stage) =>
+  [...stage.querySelectorAll('.replica:not([data-state=lost]) .who')].map((who) => who.textContent))) === JSON.stringify(row)"""
 NAMED = "(row) => JSON.stringify([...document.querySelectorAll('.who')].map((x) => x.textContent)) === JSON.stringify(row)"
 
 
 def points(tab: Tab) -> int:
     label = tab.page.locator("#chart-loss svg").get_attribute("aria-label") or ""
     return int(label.split(": ")[1].split(" points")[0])
-
-
-def row(tab: Tab) -> list[list[str]]:
-    return tab.page.evaluate(
-        "() => [...document.querySelectorAll('.stage')].map((stage) =>"
-        " [...stage.querySelectorAll('.replica:not([data-state=lost]) .who')].map((who) => who.textContent))"
-    )
 
 
 @pytest.mark.full
@@ -88,7 +83,7 @@ def test_a_kill_is_seen_as_suspicion_then_recovery_with_its_coefficients(tmp_pat
         assert said.startswith(f"Stage 2 is rebuilt from stages 1 and 3, {shares}; handed to "), said
         regrown = points(tab)
         tab.wait(MORE_POINTS, regrown + 2)
-        assert row(tab) == [[NAMES[0]], [NAMES[1]], [NAMES[4]], [NAMES[3]]]
+        tab.wait(ROW, [[NAMES[0]], [NAMES[1]], [NAMES[4]], [NAMES[3]]])
         assert made.status(newcomer)["seats"][0]["stage"] == 2
         assert tab.page.evaluate("() => document.querySelectorAll('img').length") == 0
         assert tab.complaints == []

@@ -20,7 +20,7 @@ FLAGS = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update"
     " --disable-sync --disable-dev-shm-usage"
 ).split()
-LIMIT_MS = 60_000
+LIMIT_MS = 120_000
 
 
 @dataclass

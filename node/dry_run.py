@@ -64,15 +64,23 @@ async def survey(leases: Sequence[Lease], asks: Describes, manifest: Manifest) -
 
 def _active(held: Iterable[tuple[int, ...]], manifest: Manifest) -> dict[int, int]:
     """Replicas by stage. Who holds stage 0 beside another one has an embedding copy, where the run keeps such; where each stage
-    has a copy, one that goes with another one that is held is that."""
+    has a copy, one that goes with another one that is held is that. Two stages may be copies of each other, each beside the
+    other one (exact shadows, of an even number of stages): which one a node computes cannot be seen, but that it computes one,
+    and that of several such nodes some compute each."""
     counts: Counter[int] = Counter()
+    mutual: Counter[tuple[int, ...]] = Counter()
     for stages in held:
         if manifest.copies_stages:
             copies = {copied_stage(manifest, s) for s in stages}
-            counts.update([s for s in stages if s not in copies] or stages)
+            computed = [s for s in stages if s not in copies]
+            counts.update(computed)
+            if not computed:
+                mutual[tuple(sorted(stages))] += 1
             continue
         is_copy = len(stages) > 1 and num_copies(manifest) > 0
         counts.update(stage for stage in stages if stage or not is_copy)
+    for stages, num_nodes in mutual.items():
+        counts.update(stages[number % len(stages)] for number in range(max(num_nodes, len(stages)) if stages else 0))
     return dict(counts)
 
 

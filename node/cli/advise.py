@@ -12,7 +12,6 @@ import typer
 from node.cli.options import Json
 
 PANEL = "Start a run of your own"
-RESULTS = Path("docs/lab/results.json")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -48,7 +47,7 @@ def advise(
     """
     from node.lab.advise import F32, Circumstances, told, verdict
     from node.lab.advise import advise as weigh
-    from node.lab.measured import PAPER, Measured, read_results
+    from node.lab.measured import known_results
     from node.manifest_file import load
     from node.ports import UnusableError
     from protocol.sizes import stage_parameters
@@ -70,9 +69,7 @@ def advise(
         }
     given = {"stage_bytes": stage_mb and stage_mb * 1e6, "stages": stages, "steps": steps}
     circumstances = Circumstances(**of | {name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
-    path = results or (RESULTS if RESULTS.exists() else None)
-    measured = read_results(path) if path else Measured(PAPER)
-    found = weigh(circumstances, measured)
+    found = weigh(circumstances, known_results(results))
     print(told(circumstances, found), file=sys.stderr if as_json else sys.stdout)
     if as_json:
         print(json.dumps({"policies": [advice.plain() for advice in found], "advice": verdict(found)}))

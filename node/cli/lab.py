@@ -45,6 +45,15 @@ def forks(
     failing_stages: Annotated[
         int, typer.Option("--failing-stages", min=1, help="Derived hours: block stages that may fail.")
     ] = 6,
+    results: Annotated[
+        Path | None,
+        typer.Option(
+            "--results",
+            metavar="FILE",
+            help="Derived hours: results.json of the grid, for a step under redundant. Default: docs/lab/results.json, else the"
+            " paper's.",
+        ),
+    ] = None,
 ) -> int:
     """What the loss of a stage costs, by policy: paired forks of one warm state, on the same samples.
 
@@ -58,6 +67,7 @@ def forks(
     if wrong:
         raise UnusableError(2, f"--layers {wrong[0]}: use 1, 2 or 4")
     from node.lab.derived import Run
+    from node.lab.measured import known_results
     from node.lab.run import ForkOptions, run
     from node.lab.setup import DEFAULT, QUICK
 
@@ -69,7 +79,8 @@ def forks(
     }
     setup = replace(setup, **{key: value for key, value in changes.items() if value})  # type: ignore[arg-type]
     setups = tuple(setup.with_layers(number) for number in sorted(set(layers or (setup.layers_per_stage,))))
-    found = run(ForkOptions(work, setups, data, better, jobs, Run(run_steps, step_s, failing_stages)))
+    derived = Run(run_steps, step_s, failing_stages, *known_results(results).factor("redundant"))
+    found = run(ForkOptions(work, setups, data, better, jobs, derived))
     print(found.text)
     print(json.dumps(found.told))
     return 0

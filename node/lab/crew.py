@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from protocol.manifest import DataSection
 
 Plain = dict[str, Any]
 LINE_BYTES = 1 << 24
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""For a worker, which is one of as many as there are processors: threads of libraries would only wait for one another."""
 PROGRESS = "progress"
 """A line of a worker with this key is no answer yet."""
 
@@ -54,6 +57,7 @@ async def _work(left: Iterator[Plain], boss: Boss) -> None:
         stdin=pipe,
         stdout=pipe,
         limit=LINE_BYTES,
+        env=os.environ | ONE_THREAD,
     )
     assert process.stdin, "it was asked for"
     try:

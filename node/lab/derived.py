@@ -17,6 +17,8 @@ FAILING_STAGES = 6
 STEP_S = 91.3
 """Of the paper's rig; redundant computation takes 151.0 there."""
 REDUNDANT_FACTOR = 151.0 / 91.3
+"""Where nobody has measured it."""
+PAPER = "paper"
 RUN_STEPS = 10_000
 
 
@@ -27,6 +29,10 @@ class Run:
     steps: int = RUN_STEPS
     step_s: float = STEP_S
     failing_stages: int = FAILING_STAGES
+    redundant_factor: float = REDUNDANT_FACTOR
+    """Times as long as another step is one under `redundant`."""
+    redundant_source: str = PAPER
+    """Who says so."""
 
 
 def failure_rate(per_stage: float, stages: int) -> float:
@@ -59,5 +65,5 @@ def hours(run: Run, policy: str, rate: float, lost: float, tax: float = 0.0) -> 
     if policy.startswith("checkpoint_"):
         return rollback_steps(useful, rate, int(policy.removeprefix("checkpoint_"))) * step_s / 3600
     if policy == "redundant":
-        return useful * step_s * REDUNDANT_FACTOR / 3600
+        return useful * step_s * run.redundant_factor / 3600
     return executed_steps(useful, rate, lost) * step_s / 3600

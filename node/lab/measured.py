@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from node.lab.derived import RATES, REDUNDANT_FACTOR
+from node.lab.derived import PAPER, RATES, REDUNDANT_FACTOR
 from node.ports import UnusableError
 
-PAPER = "paper"
 PAPER_LOST = {"checkfree": 31.0, "checkfree_plus": 11.5}
 """arXiv 2506.15461, 500M model at 10 %: 16,000 and 14,500 steps where 10,000, and 12,500 with swapping, are enough without
 failures, over 0.012 failures a step."""
@@ -55,6 +54,16 @@ class Measured:
         if policy in self.factors:
             return max(self.factors[policy], MIN_FACTOR), self.source
         return (REDUNDANT_FACTOR, PAPER) if policy == "redundant" else (1.0, "")
+
+
+RESULTS = Path("docs/lab/results.json")
+
+
+def known_results(given: Path | None) -> Measured:
+    """Of a file, else of the one that a checkout has where the command is called, else nothing but the paper. Raises
+    `UnusableError(2)` with one line."""
+    path = given or (RESULTS if RESULTS.exists() else None)
+    return read_results(path) if path else Measured(PAPER)
 
 
 def read_results(path: Path) -> Measured:

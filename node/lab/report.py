@@ -71,7 +71,8 @@ class Measured:
     def _hours(self) -> list[str]:
         rates = list(next(iter(self.hours.values())))
         told = f"Derived, not measured: hours until {self.run.steps:,} useful steps of {self.run.step_s} s,"
-        told += f" {self.run.failing_stages} block stages that may fail, at failures per hour of"
+        told += f" {self.run.failing_stages} block stages that may fail, at failures per hour of the columns. A step under"
+        told += f" redundant takes {self.run.redundant_factor:.2f} times as long ({self.run.redundant_source})."
         body = [[name, *(_hours_told(by_rate[rate]) for rate in rates)] for name, by_rate in self.hours.items()]
         return [told, "", *table(["policy", *(f"{rate} %" for rate in rates)], body)]
 

@@ -24,6 +24,7 @@ from node.sim.mixture import WEATHER, Mixture, Options
 from node.sim.nodes import MakeState, real_state
 from protocol.chain import is_quorum
 from protocol.events import LeaveAsked
+from protocol.shadow_ledger import shadow_misfit
 
 CALM_STEPS = 3
 STEPS_AFTER = 3
@@ -114,17 +115,25 @@ class Mixed(Life[Lived]):
         quorum and no source for every stage; '' if it must."""
         place, manifest = self.watch.place, self.manifest
         alive = {node.spec.member for node in self.world.alive()}
-        lost = self._without_holder()
+        decides = is_quorum(alive & set(place.voters), place.voters)
+        lost = [stage for stage in self._without_holder() if not (decides and self._is_kept(stage))]
         if not lost:
             return ""
         if manifest.recovery.policy == "none":
             return f"nobody holds stages {lost}"
         if manifest.recovery.policy == "checkpoint":
             return ""
-        decides = is_quorum(alive & set(place.voters), place.voters)
         unsure = {0, *lost} if decides else {0, *lost, *place.made}
         over = 0 in lost or len(unsure) > manifest.num_block_stages
         return f"stages {lost} cannot be made of others" if over else ""
+
+    def _is_kept(self, stage: int) -> bool:
+        """Has somebody who lives sealed a shadow of it that may be restored now?"""
+        step, every = self.watch.place.step, self.manifest.recovery.shadow_every
+        found = [
+            kept.sealed for (node, of), kept in self.world.works.copies.shadows.kept.items() if of == stage and not node.dead
+        ]
+        return any(sealed and not shadow_misfit(sealed, step, every) for sealed in found)
 
     def _is_one(self) -> bool:
         place = self.watch.place

@@ -20,6 +20,11 @@ SAVING = 0.1
 """Part of all swarms whose policy is `checkpoint`."""
 DOUBLING = 0.1
 """Part of the others whose policy is `redundant`."""
+SHADOWING = 0.12
+"""Part of those left whose policy is `shadow`: of all seeds, a tenth."""
+MAKING = 0.05
+"""Part of those left under each of `OTHERS`, the policies that make a lost stage in other ways."""
+OTHERS = ("copy", "uniform", "random")
 DRIFT = 2e-4
 SKEW_S = 3.0
 
@@ -106,6 +111,8 @@ class Mixture:
             data["recovery"] |= {"policy": "checkpoint", "checkpoint_every": every, "checkpoint_store": "/store"}
         elif random.Random(f"doubles {self.options.seed}").random() < DOUBLING:
             data["recovery"] |= {"policy": "redundant", "embedding_copies": 0}
+        else:
+            data["recovery"] |= _drawn_later(random.Random(f"keeps {self.options.seed}"))
         data["timing"] |= {
             "fork_after_s": rng.choice((6.0, 20.0)),
             "leave_notice_s": 15.0,
@@ -150,3 +157,14 @@ class Mixture:
             f"{'nobody is taken whom the run needs' if self.is_careful else 'anybody may be taken'};"
             f" to come: {'; '.join(map(str, self.plan)) or 'nothing'}",
         ]
+
+
+def _drawn_later(rng: random.Random) -> dict[str, Any]:
+    """Another policy than was drawn, in a part of the seeds; by a stream of its own: the others stay what they are."""
+    share = rng.random()
+    if share < SHADOWING:
+        every = rng.choice((1, 2, 3, 5, 10))
+        more = {"shadow_moments": rng.random() < 0.3} if every > 1 else {}
+        return {"policy": "shadow", "shadow_every": every, "embedding_copies": 0} | more
+    left = share - SHADOWING
+    return {"policy": OTHERS[int(left / MAKING)]} if left < MAKING * len(OTHERS) else {}

@@ -1,4 +1,4 @@
-"""Everything at once: swarms of 4 to 32 nodes, both policies, all kinds of mishaps mixed. `node.sim.mixed` says what must come
+"""Everything at once: swarms of 4 to 32 nodes, all policies, all kinds of mishaps mixed. `node.sim.mixed` says what must come
 of it; each kind of fault is data, and counted where it showed.
 """
 
@@ -96,9 +96,37 @@ def test_the_mixtures_are_as_different_as_they_should_be() -> None:
         "checkfree_plus",
         "checkpoint",
         "redundant",
+        "shadow",
+        "copy",
+        "uniform",
+        "random",
     }
     assert {mishap.kind for mixture in mixtures for mishap in mixture.plan} == set(MISHAPS)
     assert len({spec.drift for mixture in mixtures for spec in mixture.specs}) > len(mixtures)
+
+
+DRAWN_LATER = ("shadow", "copy", "uniform", "random")
+
+
+def test_policies_drawn_later_come_as_often_as_they_should() -> None:
+    policies = Counter(Mixture(Options(seed)).manifest.recovery.policy for seed in range(2000))
+    assert 0.08 < policies["shadow"] / 2000 < 0.12
+    assert all(0.02 < policies[policy] / 2000 < 0.06 for policy in DRAWN_LATER[1:])
+    exact = [m for seed in range(300) if (m := Mixture(Options(seed)).manifest).has_exact_shadows]
+    assert len(exact) >= 3
+
+
+def test_seeds_of_other_policies_are_what_they_would_be_without_those(monkeypatch: pytest.MonkeyPatch) -> None:
+    mixtures = [Mixture(Options(seed)) for seed in range(400)]
+    same = [seed for seed, m in enumerate(mixtures) if m.manifest.recovery.policy not in DRAWN_LATER]
+    lived = [live_mixed(seed) for seed in same[:3]]
+    monkeypatch.setattr("node.sim.mixture._drawn_later", lambda _: {})
+    before = [Mixture(Options(seed)) for seed in range(400)]
+    assert [before[seed].manifest.digest for seed in same] == [mixtures[seed].manifest.digest for seed in same]
+    assert 0 < len(before) - len(same) == sum(a.manifest != b.manifest for a, b in zip(before, mixtures, strict=True))
+    assert [m.told()[1:] for m in before] == [m.told()[1:] for m in mixtures], "what happens is drawn by another stream"
+    assert [m.rng.random() for m in before] == [m.rng.random() for m in mixtures]
+    assert [live_mixed(seed) for seed in same[:3]] == lived
 
 
 def test_only_what_is_asked_for_happens() -> None:
@@ -120,7 +148,7 @@ def test_a_seed_that_breaks_says_how_to_see_it_again(monkeypatch: pytest.MonkeyP
 def test_a_swarm_that_stands_still_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Losses are never declared: whoever is killed is waited for."""
     monkeypatch.setattr("protocol.losses.Losses.look", lambda *_: [])
-    lives = (Mixed(Options(seed, 8, ("kill",))).run() for seed in range(3))
+    lives = (Mixed(Options(seed, 8, ("kill",))).run() for seed in range(9))
     with pytest.raises(AssertionError, match=r"stands still|apart"):
         list(lives)
 

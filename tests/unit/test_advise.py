@@ -12,13 +12,14 @@ import pytest
 
 from node.cli.main import main
 from node.lab.advise import NAMES, Advice, Circumstances, advise, told, verdict
-from node.lab.derived import failure_rate, rollback_steps
-from node.lab.measured import PAPER, PAPER_LOST, Measured, read_results
+from node.lab.derived import PAPER, failure_rate, rollback_steps
+from node.lab.measured import PAPER_LOST, Measured, known_results, read_results
 from node.ports import UnusableError
 
 MB = 1e6
 PAPER_RUN = Circumstances(stage_bytes=268 * MB, link_bytes_s=12.5 * MB, step_s=91.3, failures_per_hour=0.10)
 NOBODY = Measured(PAPER)
+NOTHING = {name: {"mean": None} for name in ("lost_steps_per_failure", "steps_to_target")}
 
 
 def named(of: Circumstances, measured: Measured = NOBODY) -> dict[str, Advice]:
@@ -117,6 +118,21 @@ def mean(value: float | None) -> dict[str, Any]:
 
 def a_cell(lost: float | None, step_s: float, steps: float | None) -> dict[str, Any]:
     return {"lost_steps_per_failure": mean(lost), "step_s": mean(step_s), "steps_to_target": mean(steps)}
+
+
+def test_the_time_of_a_step_under_redundant_is_the_grid_s_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert known_results(None).factor("redundant") == (151.0 / 91.3, PAPER)
+    there = tmp_path / "docs" / "lab" / "results.json"
+    there.parent.mkdir(parents=True)
+    cells = {"none": {"0": 80.0}, "redundant": {"5": 108.0, "10": 120.0}}
+    mean = {name: {rate: {"step_s": {"mean": s}, **NOTHING} for rate, s in by.items()} for name, by in cells.items()}
+    there.write_text(json.dumps({"policies": mean}))
+    assert known_results(None).factor("redundant") == (1.35, "results.json")
+    named = there.rename(tmp_path / "mine.json")
+    assert known_results(named).factor("redundant") == (1.35, "mine.json")
 
 
 def test_results_of_the_grid_and_of_forks_are_read(tmp_path: Path) -> None:

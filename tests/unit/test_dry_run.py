@@ -67,6 +67,28 @@ def test_under_policy_redundant_the_next_stage_is_a_copy() -> None:
     assert run_virtual(look()).held == {0: 1, 1: 1, 2: 1, 3: 2}
 
 
+@pytest.mark.parametrize(
+    ("num_block_stages", "held", "wanted"),
+    [
+        (3, [(0, 2), (1, 3), (2, 0), (3, 1)], {0: 1, 1: 1, 2: 1, 3: 1}),
+        (3, [(0, 2), (1, 3), (2, 0), (3, 1), (2,), (1,)], {0: 1, 1: 2, 2: 2, 3: 1}),
+        (3, [(0, 2), (1, 3), (3, 1), ()], {0: 1, 1: 1, 2: 1, 3: 1}),
+        (1, [(0, 1), (0, 1)], {0: 1, 1: 1}),
+        (4, [(0, 3), (1, 4), (2, 0), (3, 1), (4, 2)], {0: 1, 1: 1, 2: 1, 3: 1, 4: 1}),
+        (4, [(0, 3), (1, 4), (3, 1), (4, 2)], {0: 1, 1: 1, 3: 1, 4: 1}),
+    ],
+    ids=["even", "even, some held twice", "one computes both after a loss", "two stages", "odd", "odd, one lost"],
+)
+def test_an_exact_shadow_is_no_replica(num_block_stages: int, held: list[tuple[int, ...]], wanted: dict[int, int]) -> None:
+    manifest = a_manifest(num_block_stages=num_block_stages, recovery={"policy": "shadow", "shadow_every": 1})
+    told = {f"p{number}": stages for number, stages in enumerate(held)}
+
+    async def look() -> Survey:
+        return await survey([lease(peer, *stages) for peer, stages in told.items()], Peers({"p0": held[0]}), manifest)
+
+    assert run_virtual(look()).held == wanted
+
+
 @pytest.mark.parametrize("step_s", [0.3, 2.0, 3.5])
 def test_the_swarms_pace(step_s: float) -> None:
     peers = Peers({"a": (1,)}, step_s=step_s)

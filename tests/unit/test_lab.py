@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from node.cli.main import main
+from node.lab.crew import Boss, do_all
 from node.lab.derived import Run
 from node.lab.figures import Mean
 from node.lab.raw import Raw, fork_name, reference_name
@@ -141,6 +145,20 @@ def test_a_torn_last_line_is_done_again_and_spoils_nothing(tmp_path: Path, torn:
     assert (Raw(raw.path).get(ONE), Raw(raw.path).get(TWO)) == (ONE, TWO)
 
 
+# ---- workers ----
+
+
+def test_each_worker_has_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = tmp_path / "worker"
+    worker.write_text('#!/bin/sh\nwhile read -r line; do echo "[\\"$OMP_NUM_THREADS\\", \\"$PATH\\"]"; done\n')
+    worker.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(worker))
+    monkeypatch.setenv("OMP_NUM_THREADS", "16")
+    told: list[Any] = []
+    do_all([{}, {}, {}], 2, Boss(told.append))
+    assert told == [["1", os.environ["PATH"]]] * 3
+
+
 # ---- the report ----
 
 
@@ -155,6 +173,9 @@ def test_the_report_names_every_policy_with_its_error() -> None:
     assert "takes 25.0 ± 5 % more steps" in text
     assert "never" in text
     assert "Derived, not measured" in text
+    assert "A step under redundant takes 1.65 times as long (paper)." in text
+    mine = replace(found, run=Run(redundant_factor=1.35, redundant_source="results.json"))
+    assert "A step under redundant takes 1.35 times as long (results.json)." in mine.markdown()
     assert plain["policies"]["checkfree"]["lost_steps_per_failure"] == {"mean": 12.345, "stderr": 1.5, "n": 9}
     assert plain["policies"]["redundant"]["excess_loss"] is None
     assert None in plain["derived"]["hours"]["checkfree"].values()

@@ -129,6 +129,7 @@ def test_hours_of_the_papers_run() -> None:
     run = Run()
     assert hours(run, "checkfree", 0.0, 99.0) == pytest.approx(253.6, abs=0.1)
     assert hours(run, "redundant", 0.5, 0.0) == pytest.approx(419.4, abs=0.1)
+    assert hours(Run(redundant_factor=1.2), "redundant", 0.5, 0.0) == pytest.approx(1.2 * 253.6, abs=0.1)
     assert hours(run, "checkfree_plus", 0.0, 0.0, tax=0.25) == pytest.approx(1.25 * 253.6, abs=0.1)
     assert REDUNDANT_FACTOR > 1
     assert hours(run, "copy", 0.01, 49.0) == pytest.approx(2 * 253.6, abs=0.1), "half of all steps are lost"

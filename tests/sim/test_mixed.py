@@ -117,11 +117,11 @@ def test_policies_drawn_later_come_as_often_as_they_should() -> None:
 
 
 def test_seeds_of_other_policies_are_what_they_would_be_without_those(monkeypatch: pytest.MonkeyPatch) -> None:
-    mixtures = [Mixture(Options(seed)) for seed in range(400)]
+    mixtures = [Mixture(Options(seed)) for seed in range(200)]
     same = [seed for seed, m in enumerate(mixtures) if m.manifest.recovery.policy not in DRAWN_LATER]
     lived = [live_mixed(seed) for seed in same[:3]]
     monkeypatch.setattr("node.sim.mixture._drawn_later", lambda _: {})
-    before = [Mixture(Options(seed)) for seed in range(400)]
+    before = [Mixture(Options(seed)) for seed in range(200)]
     assert [before[seed].manifest.digest for seed in same] == [mixtures[seed].manifest.digest for seed in same]
     assert 0 < len(before) - len(same) == sum(a.manifest != b.manifest for a, b in zip(before, mixtures, strict=True))
     assert [m.told()[1:] for m in before] == [m.told()[1:] for m in mixtures], "what happens is drawn by another stream"

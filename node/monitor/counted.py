@@ -43,6 +43,7 @@ class Counted:
         self._oldest = 0
         """Of steps before this one it is not known any more what was counted."""
         self.num_refused: Counter[PeerId] = Counter()
+        self._told_of: set[PeerId] = set()
 
     def hear(self, peer: PeerId, told: ShownProofs) -> None:
         """What a member shows, of its work and of the roots that it knows."""
@@ -64,8 +65,8 @@ class Counted:
         while len(self._roots) > MAX_STEPS:
             del self._roots[min(self._roots)]
 
-    def settle(self, members: Collection[PeerId]) -> None:
-        """Count each claim whose root is known by now."""
+    def settle(self, members: Collection[PeerId]) -> list[PeerId]:
+        """Count each claim whose root is known by now. Who was refused a claim, and had not been before."""
         for peer, waiting in self._waiting.items() if members else ():
             for place, claim in list(waiting.items()):
                 root = self._believed(claim.step, peer, members)
@@ -74,6 +75,9 @@ class Counted:
                 del waiting[place]
                 if not verify(claim, root) or not self._count(peer, claim, root):
                     self.num_refused[peer] += 1
+        news = [peer for peer in self.num_refused if peer not in self._told_of]
+        self._told_of.update(news)
+        return news
 
     def _believed(self, step: int, claimer: PeerId, members: Collection[PeerId]) -> str | None:
         """The step's root, as the others tell it; who is the only member has nobody to deceive."""
@@ -133,3 +137,4 @@ class Counted:
             self._waiting.pop(peer, None)
             self._tokens.pop(peer, None)
             self.num_refused.pop(peer, None)
+            self._told_of.discard(peer)

@@ -226,7 +226,8 @@ class Observer:
                 watched.claims_after = max([watched.claims_after, *(claim.step for claim in shown.read_claims)])
                 watched.roots_after = max([watched.roots_after, *(at for at, _ in shown.roots)])
         self._num_shown = 0
-        self._counted.settle(members)
+        for peer in self._counted.settle(members):
+            _log.warning("peer %s claims work that the commits do not count; what it cannot show counts nowhere", peer[-12:])
         nodes = [replace(n, tokens=self._counted.tokens(n.peer) if n.step is not None else {}) for n in self.picture.nodes]
         self.picture = replace(self.picture, nodes=tuple(nodes))
 

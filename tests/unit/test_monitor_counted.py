@@ -89,8 +89,11 @@ def test_a_claim_that_the_root_does_not_show_counts_nothing() -> None:
         replace(honest, step=1, stage=2, microbatches="8"),
         *run.claims("b", 2, run.shares(("0", "f", "0")))[:1],
     ]
+    news = []
     for lie in lies:
         run.tell("b", [lie])
+        news += run.counted.settle(run.members)
+    assert news == ["b"], "said once"
     assert run.settled("b") == {stage: 2 * tokens for stage, tokens in before.items()}
     assert run.counted.num_refused["b"] >= 2
 

@@ -4,6 +4,7 @@ of a stage is told as it goes, and what is told is what the nodes say.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 
@@ -15,7 +16,7 @@ from deploy.grafana.panels import MARKS
 from node import http_client
 from tests.tools.metric_names import PROMETHEUS, asked_for
 from tests.tools.promtool import RULES, promtool, tool
-from tests.tools.watched import LOST, Watched, go_through_a_loss, watching
+from tests.tools.watched import ALERT, LOST, Watched, go_through_a_loss, watching
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 NOT_HERE = {
@@ -46,15 +47,29 @@ def expressions() -> list[str]:
 
 
 def test_the_loss_of_a_stage_was_pending_then_firing_then_over(lived: Watched) -> None:
-    assert lived.alert == ["pending", "firing", ""]
+    told = lived.prometheus.over_time(f'ALERTS{{alertname="{ALERT}", stage="{LOST}"}}')
+    began = {series.labels["alertstate"]: series.points[0][0] for series in told}
+    assert began["pending"] < began["firing"]
+    assert lived.look_at_alert() == ""
+
+
+def unanswered(lived: Watched, asked: list[str]) -> list[str]:
+    """Those that get no data, be it later: what the monitor asks of a newcomer comes when it comes."""
+    left = list(asked)
+
+    def all_answered() -> bool:
+        left[:] = [expr for expr in left if not lived.prometheus.over_time(filled(expr))]
+        return not left
+
+    with contextlib.suppress(AssertionError):
+        lived.wait("every expression is answered", all_answered)
+    return left
 
 
 def test_every_expression_of_the_dashboards_is_answered(lived: Watched) -> None:
     assert lived.prometheus.over_time("regrow_nobody_has_this") == []
-    empty = [
-        expr for expr in expressions() if not asked_for(expr) & NOT_HERE.keys() and not lived.prometheus.over_time(filled(expr))
-    ]
-    assert empty == []
+    asked = [expr for expr in expressions() if not asked_for(expr) & NOT_HERE.keys()]
+    assert unanswered(lived, asked) == []
 
 
 def test_what_this_run_cannot_have_is_not_there(lived: Watched) -> None:
@@ -64,9 +79,9 @@ def test_what_this_run_cannot_have_is_not_there(lived: Watched) -> None:
 def test_every_recording_rule_has_data_and_every_alert_something_to_judge(lived: Watched) -> None:
     files = [yaml.safe_load(path.read_text()) for path in sorted(RULES.glob("*.yml"))]
     rules = [rule for file in files for group in file["groups"] for rule in group["rules"]]
-    assert [rule["record"] for rule in rules if "record" in rule and not lived.prometheus.over_time(rule["record"])] == []
-    asked = set().union(*(asked_for(rule["expr"]) for rule in rules)) | {"up"}
-    assert [name for name in sorted(asked - PROMETHEUS | {"up"}) if not lived.prometheus.over_time(name)] == []
+    assert unanswered(lived, [rule["record"] for rule in rules if "record" in rule]) == []
+    asked = set().union(*(asked_for(rule["expr"]) for rule in rules)) - PROMETHEUS | {"up"}
+    assert unanswered(lived, sorted(asked)) == []
     evaluated = [rule for group in lived.prometheus.ask("rules")["groups"] for rule in group["rules"]]
     assert len(evaluated) == len(rules)
     assert [(rule["name"], rule.get("lastError")) for rule in evaluated if rule["health"] != "ok"] == []
@@ -91,15 +106,21 @@ def test_what_is_told_is_what_the_nodes_say(lived: Watched) -> None:
     (last,) = ask.now("regrow_swarm_last_step")
     assert last.points[0][1] == status["last_step"]
     assert {series.labels["run"] for series in ask.now("regrow_swarm_step")} == {status["run_id"]}
-    recovered = {series.labels["rung"]: series.points[0][1] for series in ask.now("regrow_swarm_recoveries_total")}
-    assert recovered["recovery"] == 1
+
+    def recovered() -> dict[str, float]:
+        return {series.labels["rung"]: series.points[0][1] for series in ask.now("regrow_swarm_recoveries_total")}
+
+    lived.wait("the recovery is told", lambda: recovered().get("recovery"))
+    assert recovered()["recovery"] == 1
 
 
 def test_coefficients_are_those_of_the_stage_that_came_back(lived: Watched) -> None:
     newcomer = lived.made.nodes[-1]
     (seat,) = [seat for seat in lived.made.status(newcomer)["seats"] if seat["stage"] == LOST]
     said = {str(source["stage"]): source["coefficient"] for source in seat["provenance"]["sources"]}
-    told = lived.prometheus.now(f'regrow_swarm_recovery_coefficient{{stage="{LOST}"}}')
+    about = f'regrow_swarm_recovery_coefficient{{stage="{LOST}"}}'
+    lived.wait("the monitor tells them", lambda: lived.prometheus.now(about))
+    told = lived.prometheus.now(about)
     assert {series.labels["source"]: series.points[0][1] for series in told} == pytest.approx(said)
 
 

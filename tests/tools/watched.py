@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,11 @@ ALERT = "RegrowStageLost"
 
 @dataclass
 class Watched:
-    """All three. `alert`: the states that the alert about the lost stage was seen in, in order."""
+    """All three."""
 
     made: Swarm
     monitor: Watcher
     prometheus: Prometheus
-    alert: list[str] = field(default_factory=list)
 
     def situation(self) -> str:
         """For the message of a failed wait."""
@@ -45,12 +44,9 @@ class Watched:
         return len(health) == count + 1 and set(health) == {"up"}
 
     def look_at_alert(self) -> str:
-        """The state of the alert about the lost stage now, '' for none; remembered."""
+        """The state of the alert about the lost stage now, '' for none."""
         found = [alert for alert in self.prometheus.alerts(ALERT) if alert["labels"]["stage"] == str(LOST)]
-        state = str(found[0]["state"]) if found else ""
-        if state != (self.alert[-1] if self.alert else ""):
-            self.alert.append(state)
-        return state
+        return str(found[0]["state"]) if found else ""
 
     def step(self) -> int:
         """What the first node has committed."""

@@ -66,7 +66,7 @@ class Chronicle:
             "provenance": self._provenance,
             "averaged": lambda f: f"This node averaged its share of stage {f['stage']} in {took(f['average_s'])}.",
             "transfer": self._transfer,
-            "voided": lambda f: f"Step {f['step']} is run again: {public(f['reason'], 140)}.",
+            "voided": lambda f: f"Step {f['step']} is run again: {public(f['reason'], 140).rstrip('.…')}.",
             "rerouted": self._rerouted,
             "moved": lambda f: f"{self._who(f)} moves from stage {f['stage']} to stage {f['to']}.",
             "took_over": lambda f: f"This node coordinates the run now, after {name(f['from'])}.",

@@ -30,11 +30,13 @@ def take(chromium: Browser, address: str, name: str, **how: object) -> None:
 
 
 def shoot(tab: Tab, name: str) -> None:
-    """Few colours do, and are a quarter of the bytes."""
+    """The most frequent colours do, exactly as they are, and are a third of the bytes."""
     with Image.open(io.BytesIO(tab.page.screenshot(full_page=True))) as whole:
-        whole.convert("RGB").quantize(200, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
-            FOLDER / f"{name}.png", optimize=True
-        )
+        shown = whole.convert("RGB")
+    counts = sorted(shown.getcolors(1 << 24) or (), reverse=True)[:256]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([part for _, colour in counts for part in colour])
+    shown.quantize(palette=palette, dither=Image.Dither.NONE).save(FOLDER / f"{name}.png", optimize=True)
     tab.page.close()
 
 
